@@ -1,0 +1,1 @@
+"""Graph transformers with exact sparse-flow-induced attention."""
