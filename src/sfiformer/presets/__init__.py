@@ -1,0 +1,76 @@
+"""Presets: one YAML file for each experiment, by name.
+
+A preset may say `base: OTHER` and then give only what differs. A path that ends in .yaml is a user's own
+preset, which may rest on ours in the same way.
+"""
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sfiformer.schema import Layer, nearest
+
+
+def preset_names() -> list[str]:
+    """The names of all presets, sorted."""
+    files = resources.files(__name__).iterdir()
+    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def read_preset(name: str) -> list[Layer]:
+    """The settings of a preset (a name, or the path of a YAML file): its bases first, itself last."""
+    layers: list[Layer] = []
+    seen: list[str] = []
+    while name:
+        if name in seen:
+            raise ValueError(f"presets rest on each other in a circle: {' -> '.join([*seen, name])}")
+        seen.append(name)
+        values = _read(name)
+        base = values.pop("base", "")
+        if not isinstance(base, str):
+            raise ValueError(f"{_label(name)}: base must be the name of a preset, not {base!r}")
+        layers.insert(0, Layer(_label(name), values))
+        name = base
+    return layers
+
+
+def _label(name: str) -> str:
+    return name if _is_path(name) else f"presets/{name}.yaml"
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
+
+
+def _read(name: str) -> dict[str, Any]:
+    if _is_path(name):
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot read the preset file {name}: {error.strerror}") from None
+    elif name in preset_names():
+        text = (resources.files(__name__) / f"{name}.yaml").read_text(encoding="utf-8")
+    else:
+        raise ValueError(f"there is no preset {name!r}; did you mean {nearest(name, preset_names())!r}?")
+    try:
+        values = yaml.load(text, _StrictLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{_label(name)} is not readable YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{_label(name)} must hold a mapping of settings")
+    return values
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML's safe subset; a key given twice is an error instead of the first being dropped in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)

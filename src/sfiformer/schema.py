@@ -1,0 +1,144 @@
+"""Dataclasses from plain mappings (YAML, a command line), strictly.
+
+A setting comes in layers, each a mapping with the name of its source: a base preset, a preset on top of it,
+the user's overrides. Every layer is checked by itself, so that an error names the file the mistake stands in,
+and the nearest real key.
+"""
+
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from difflib import SequenceMatcher
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class Layer(NamedTuple):
+    """Some settings and where they come from."""
+
+    source: str
+    values: Mapping[str, Any]
+
+
+def build(cls: type[T], layers: Iterable[Layer]) -> T:
+    """Make a `cls`, later layers over earlier ones, nested dataclasses key by key."""
+    layers = [layer for layer in layers if layer.values]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merge(merged, _checked(cls, layer.values, layer.source, "", dotted_keys(cls)))
+    try:
+        return _construct(cls, merged)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{' + '.join(layer.source for layer in layers)}: {error}") from None
+
+
+def expand(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """{"optim.lr": 1} → {"optim": {"lr": 1}}."""
+    nested: dict[str, Any] = {}
+    for key, value in dotted.items():
+        *sections, leaf = key.split(".")
+        tail: Any = {leaf: value}
+        for section in reversed(sections):
+            tail = {section: tail}
+        merge(nested, tail)
+    return nested
+
+
+def merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Lay `values` over `into` in place, section by section."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            merge(into[key], value)
+        else:
+            into[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """The inverse of `build`: nested dictionaries and lists, ready for YAML or JSON."""
+    return asdict(
+        config, dict_factory=lambda items: {k: list(v) if isinstance(v, tuple) else v for k, v in items}
+    )
+
+
+def dotted_keys(cls: type, prefix: str = "") -> list[str]:
+    """Every key of a dataclass and of those nested in it: ["seed", "model.dim", …]."""
+    keys = []
+    for name, hint in _hints(cls).items():
+        keys.append(prefix + name)
+        if isinstance(hint, type) and is_dataclass(hint):
+            keys += dotted_keys(hint, f"{prefix}{name}.")
+    return keys
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name most like `name`; the last part of a dotted key counts most."""
+
+    def likeness(other: str) -> float:
+        leaves = SequenceMatcher(None, name.rpartition(".")[2], other.rpartition(".")[2]).ratio()
+        return leaves + 0.5 * SequenceMatcher(None, name, other).ratio()
+
+    return max(known, key=likeness)
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+def _checked(cls: type, values: Any, source: str, prefix: str, known: list[str]) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{source}: {prefix.rstrip('.') or 'the whole'} must be a mapping, not {values!r}")
+    hints = _hints(cls)
+    checked = {}
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if key not in hints:
+            raise ValueError(f"{source}: there is no key {path!r}; did you mean {nearest(path, known)!r}?")
+        hint = hints[key]
+        if is_dataclass(hint):
+            checked[key] = _checked(hint, value, source, f"{path}.", known)  # type: ignore[arg-type]
+        else:
+            checked[key] = _converted(hint, value, f"{source}: {path}")
+    return checked
+
+
+def _converted(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the type `hint`, or a ValueError that starts with `where`."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):  # in this project always `X | None`
+        if value is None:
+            return None
+        (hint,) = (argument for argument in arguments if argument is not type(None))
+        return _converted(hint, value, where)
+    if origin is Literal:  # in this project always of strings; YAML reads the string 32 as a number
+        if not isinstance(value, bool) and str(value) in arguments:
+            return str(value)
+        guess = f"; did you mean {nearest(value, arguments)!r}?" if isinstance(value, str) else ""
+        raise ValueError(f"{where} is {value!r}, not one of {', '.join(arguments)}{guess}")
+    if origin is tuple:
+        item = arguments[0]
+        length = None if arguments[1:] == (...,) else len(arguments)
+        if not isinstance(value, list | tuple) or (length is not None and len(value) != length):
+            raise ValueError(f"{where} must be a list{f' of {length}' if length else ''}, not {value!r}")
+        return tuple(_converted(item, entry, f"{where}[{i}]") for i, entry in enumerate(value))
+    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
+        # YAML 1.1 reads 1e-3 as a string.
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if type(value) is not hint:
+        kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
+        raise ValueError(f"{where} must be {kind}, not {value!r}")
+    return value
+
+
+def _construct(cls: type[T], values: Mapping[str, Any]) -> T:
+    arguments = {}
+    for name, hint in _hints(cls).items():
+        if is_dataclass(hint):
+            arguments[name] = _construct(hint, values.get(name, {}))  # type: ignore[arg-type]
+        elif name in values:
+            arguments[name] = values[name]
+    return cls(**arguments)
