@@ -1,0 +1,217 @@
+"""From the features of a batch to states of width d: node and edge features, positional encodings."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sfiformer.nn.config import ModelConfig
+from sfiformer.nn.partition import Partition
+
+# Sizes of OGB's vocabularies. Atoms: atomic number, chirality, degree, charge, hydrogens, radical electrons,
+# hybridisation, aromatic, in a ring. Bonds: type, stereo, conjugated.
+ATOM_VOCABULARY = (119, 5, 12, 12, 10, 6, 6, 2, 2)
+BOND_VOCABULARY = (5, 6, 2)
+
+
+class LinearEncoder(nn.Linear):
+    """Linear on real features of any dtype: [K, in_features] (or [K] for one) → [K, out_features]."""
+
+    def __init__(self, in_features: int, out_features: int, field: str) -> None:
+        super().__init__(in_features, out_features)
+        self.field = field
+
+    def forward(self, features: Tensor) -> Tensor:
+        if features.dim() == 1:
+            features = features.unsqueeze(1)
+        if features.dim() != 2 or features.size(1) != self.in_features:
+            raise ValueError(
+                f"{self.field} has shape {list(features.shape)}; the model takes {self.in_features} columns"
+            )
+        return super().forward(features.to(self.weight.dtype))
+
+
+class EmbeddingSum(nn.Module):
+    """Σ_c table_c[features_c] over the columns c of categorical features: [K, columns] integer → [K, dim].
+
+    The tables lie one below the other in one, so that all columns are one lookup.
+    """
+
+    sizes: Tensor  # [columns]
+    offsets: Tensor  # [columns], first row of each column's table
+
+    def __init__(self, vocabulary: tuple[int, ...], dim: int, field: str) -> None:
+        super().__init__()
+        self.vocabulary, self.field = vocabulary, field
+        sizes = torch.tensor(vocabulary)
+        self.register_buffer("sizes", sizes, persistent=False)
+        self.register_buffer("offsets", sizes.cumsum(0) - sizes, persistent=False)
+        self.tables = nn.EmbeddingBag(sum(vocabulary), dim, mode="sum")
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for table in self.tables.weight.data.split(self.vocabulary):
+            nn.init.xavier_uniform_(table)
+
+    def forward(self, features: Tensor) -> Tensor:
+        if features.dim() != 2 or features.size(1) != len(self.vocabulary) or features.is_floating_point():
+            raise ValueError(
+                f"{self.field} has shape {list(features.shape)} and dtype {features.dtype}; the model takes "
+                f"{len(self.vocabulary)} columns of integers"
+            )
+        features = features.long()
+        self._check(features)
+        return self.tables(features + self.offsets)
+
+    def _check(self, features: Tensor) -> None:
+        # A value out of its column's range would read the next column's table in silence.
+        inside = (features >= 0) & (features < self.sizes)
+        if features.device.type != "cpu":
+            torch._assert_async(inside.all())  # does not wait for the device
+        elif not inside.all():
+            row, column = (~inside).nonzero()[0].tolist()
+            raise ValueError(
+                f"{self.field}[{row}, {column}] is {int(features[row, column])}; column {column} takes 0 to "
+                f"{self.vocabulary[column] - 1}"
+            )
+
+    def extra_repr(self) -> str:
+        return f"vocabulary={self.vocabulary}"
+
+
+class ConstantEncoder(nn.Module):
+    """One learned row for all nodes, or all edges, that have no features."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.row = nn.Parameter(torch.empty(1, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.row)
+
+    def forward(self, count: int) -> Tensor:
+        return self.row.expand(count, -1)
+
+    def extra_repr(self) -> str:
+        return str(self.row.size(1))
+
+
+class LapPE(nn.Module):
+    """DeepSet over Laplacian eigenpairs: Σ_k φ(v_k, λ_k), φ = Linear(2, 2d), ReLU, Linear(2d, d), ReLU.
+
+    An eigenvector is defined up to its sign, so in training each one of each graph is flipped at random.
+    Eigenpairs that a small graph does not have are NaN and left out of the sum.
+    """
+
+    def __init__(self, dim: int, *, sign_flip: bool = True) -> None:
+        super().__init__()
+        self.dim, self.sign_flip = dim, sign_flip
+        self.phi = nn.Sequential(nn.Linear(2, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim), nn.ReLU())
+
+    def forward(self, vectors: Tensor, values: Tensor, graphs: Partition) -> Tensor:
+        """vectors [N, k], values [G, k] → [N, dim]."""
+        if self.training and self.sign_flip:
+            signs = torch.randint_like(values, 2) * 2 - 1  # [G, k], ±1
+            vectors = vectors * graphs.spread(signs)
+        pairs = torch.stack([vectors, graphs.spread(values)], dim=-1)  # [N, k, 2]
+        absent = pairs.isnan().any(-1, keepdim=True)  # [N, k, 1]
+        return self.phi(pairs.masked_fill(absent, 0.0)).masked_fill(absent, 0.0).sum(1)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, sign_flip={self.sign_flip}"
+
+
+class Encoded(NamedTuple):
+    """What the layers work on."""
+
+    x: Tensor  # [N, d]
+    e: Tensor | None  # [E, d]; None where local message passing does not look at edges
+    edge_index: Tensor  # [2, E]
+    distance: Tensor | None  # [E, 1], ‖p_i − p_j‖² with ESLapPE
+    graphs: Partition
+
+
+class FeatureEncoder(nn.Module):
+    """Node and edge features and positional encodings of a batch, as states of width d."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.pe, self.pe_size = config.pe, config.pe_size
+        pe_dim = config.pe_dim if config.pe in ("lappe", "rwse") else 0
+        self.node = _feature_encoder(
+            config.node_encoder, "x", config.node_features, config.dim - pe_dim, ATOM_VOCABULARY
+        )
+        self.edge = (
+            _feature_encoder(
+                config.edge_encoder, "edge_attr", config.edge_features, config.dim, BOND_VOCABULARY
+            )
+            if config.uses_edges
+            else None
+        )
+        self.position: nn.Module | None = None
+        if config.pe == "lappe":
+            self.position = LapPE(pe_dim, sign_flip=config.sign_flip)
+        elif config.pe == "rwse":
+            self.position = LinearEncoder(config.pe_size, pe_dim, "rwse")
+        elif config.pe == "eslappe":
+            self.position = LinearEncoder(config.pe_size, config.dim, "eslappe_vectors")
+
+    def forward(self, batch: Any) -> Encoded:
+        edge_index = batch.edge_index
+        graphs = Partition.of(batch, batch.num_nodes, edge_index.device)
+        x = _encode(self.node, batch, "x", batch.num_nodes)
+        e = None if self.edge is None else _encode(self.edge, batch, "edge_attr", edge_index.size(1))
+        distance = None
+        if self.position is not None and self.pe == "eslappe":
+            p = self.position(self._encoding(batch, "eslappe_vectors"))  # [N, d]
+            difference = p.index_select(0, edge_index[0]) - p.index_select(0, edge_index[1])
+            distance = difference.square().sum(-1, keepdim=True)
+        elif self.position is not None:
+            if self.pe == "lappe":
+                vectors, values = (
+                    self._encoding(batch, "lappe_vectors"),
+                    self._encoding(batch, "lappe_values"),
+                )
+                p = self.position(vectors, values, graphs)
+            else:
+                p = self.position(self._encoding(batch, "rwse"))
+            x = torch.cat([x, p], dim=1)
+        return Encoded(x, e, edge_index, distance, graphs)
+
+    def _encoding(self, batch: Any, field: str) -> Tensor:
+        values = getattr(batch, field, None)
+        if values is None:
+            raise ValueError(
+                f"the batch has no field {field!r}, which pe: {self.pe} needs: compute the encoding for "
+                "these graphs first, or choose pe: none"
+            )
+        if values.dim() != 2 or values.size(1) != self.pe_size:
+            raise ValueError(f"{field} has shape {list(values.shape)}; the model has pe_size: {self.pe_size}")
+        return values
+
+    def extra_repr(self) -> str:
+        return f"pe={self.pe}"
+
+
+def _feature_encoder(
+    kind: str | None, field: str, width: int | None, dim: int, vocabulary: tuple[int, ...]
+) -> nn.Module:
+    if kind == "linear" and width is not None:
+        return LinearEncoder(width, dim, field)
+    if kind in ("atom", "bond"):
+        return EmbeddingSum(vocabulary, dim, field)
+    if kind == "constant":
+        return ConstantEncoder(dim)
+    key = "node" if field == "x" else "edge"
+    missing = f"{key}_encoder" if kind is None else f"{key}_features"
+    raise ValueError(f"{missing} is not set: give it, or fill it in from the data with ModelConfig.fitted")
+
+
+def _encode(encoder: nn.Module, batch: Any, field: str, count: int) -> Tensor:
+    if isinstance(encoder, ConstantEncoder):
+        return encoder(count)
+    features = getattr(batch, field, None)
+    if features is None:
+        raise ValueError(f"the batch has no {field!r}, but the model has {encoder}")
+    return encoder(features)

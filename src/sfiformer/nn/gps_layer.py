@@ -1,0 +1,91 @@
+"""One layer of the model: local message passing beside global attention, then a feed-forward block."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sfiformer.attention import SFiAttention
+from sfiformer.nn.config import ModelConfig
+from sfiformer.nn.gated_gcn import ACTIVATIONS
+from sfiformer.nn.local import make_local
+from sfiformer.nn.norms import make_norm
+from sfiformer.nn.partition import Partition
+
+
+def make_attention(config: ModelConfig) -> SFiAttention:
+    """The attention that `config.attention` names."""
+    head_width = None if config.head_width == "full" else -(-config.dim // config.heads)
+    if config.attention == "softmax":
+        return SFiAttention(
+            config.dim,
+            config.heads,
+            mode="dfi",
+            head_width=head_width,
+            adjacency=False,
+            qk_norm=False,
+            norm=False,
+            dropout=config.attention_dropout,
+        )
+    return SFiAttention(
+        config.dim,
+        config.heads,
+        mode="sfi" if config.attention == "sfi" else "dfi",
+        head_width=head_width,
+        adjacency=config.adjacency or config.attention == "adjacency",
+        attention=config.attention != "adjacency",
+        friction=config.friction,
+        lam=config.lam,
+        lam_scaling=config.lam_scaling,
+        alpha=config.alpha,
+        qk_norm=config.qk_norm,
+        dropout=config.attention_dropout,
+        solver=config.solver,
+    )
+
+
+class GPSLayer(nn.Module):
+    """Post-norm GPS layer (Rampášek et al., 2022).
+
+        x_local = norm(local(x, e))                     (the residual is part of local)
+        x_global = norm(x + dropout(attention(x)))
+        h = x_local + x_global
+        x ← norm(h + FFN(h)),     FFN = Linear(d, 2d), act, dropout, Linear(2d, d), dropout
+
+    With one of the two left out, h is the other; with both, h = x.
+    """
+
+    def __init__(self, config: ModelConfig, *, last: bool = False) -> None:
+        super().__init__()
+        dim = config.dim
+        self.dropout = config.dropout
+        self.local = make_local(config, last=last) if config.local != "none" else None
+        self.local_norm = make_norm(config.norm, dim) if config.local != "none" else None
+        self.attention = make_attention(config) if config.attention != "none" else None
+        self.attention_norm = make_norm(config.norm, dim) if config.attention != "none" else None
+        self.feed_forward = nn.Sequential(
+            nn.Linear(dim, 2 * dim),
+            ACTIVATIONS[config.activation](),
+            nn.Dropout(config.dropout),
+            nn.Linear(2 * dim, dim),
+            nn.Dropout(config.dropout),
+        )
+        self.norm = make_norm(config.norm, dim)
+
+    def forward(
+        self,
+        x: Tensor,
+        e: Tensor | None,
+        edge_index: Tensor,
+        graphs: Partition,
+        distance: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [N, d], e [E, d], edge_index [2, E], distance [E, 1] (ESLapPE) → new x, new e."""
+        branches = []
+        if self.local is not None and self.local_norm is not None:
+            local, e = self.local(x, e, edge_index, distance)
+            branches.append(self.local_norm(local, graphs))
+        if self.attention is not None and self.attention_norm is not None:
+            update = self.attention(x, edge_index, graphs.ptr, max_nodes=graphs.max_nodes)
+            update = F.dropout(update, self.dropout, self.training)
+            branches.append(self.attention_norm(x + update, graphs))
+        h = sum(branches[1:], branches[0]) if branches else x
+        return self.norm(h + self.feed_forward(h), graphs), e

@@ -1,0 +1,117 @@
+"""SFi-Former: encoders, a stack of GPS layers, a head."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sfiformer.nn.config import ModelConfig
+from sfiformer.nn.encoders import FeatureEncoder
+from sfiformer.nn.gps_layer import GPSLayer
+from sfiformer.nn.heads import LinkHead, make_head
+from sfiformer.nn.partition import Partition
+from sfiformer.presets import read_preset
+from sfiformer.schema import Layer, build
+
+
+class SFiFormer(nn.Module):
+    """Graph transformer with sparse-flow-induced attention and, as settings, its relatives (`ModelConfig`).
+
+    `model(batch)` takes the project's GraphBatch, a PyG Batch or a single PyG Data with the fields `x`,
+    `edge_index` (j → i), `edge_attr`, `batch`, `ptr`, those of the positional encoding (`lappe_vectors` [N, k],
+    `lappe_values` [G, k], `eslappe_vectors` [N, k], or `rwse` [N, k]) and, for links, `edge_label_index`
+    [2, L]. It returns logits [graphs, nodes or links, outputs].
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if config.head is None or config.outputs is None:
+            missing = "head" if config.head is None else "outputs"
+            raise ValueError(
+                f"{missing} is not set: give it, or fill it in from the data with ModelConfig.fitted"
+            )
+        self.config = config
+        self.encoder = FeatureEncoder(config)
+        self.layers = nn.ModuleList(
+            GPSLayer(config, last=i == config.layers - 1) for i in range(config.layers)
+        )
+        self.head = make_head(config)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "SFiFormer":
+        """The model of a preset, keys of `ModelConfig` overridden: from_preset("mnist", attention="dfi")."""
+        layers = [Layer(source, values.get("model", {})) for source, values in read_preset(name)]
+        return cls(build(ModelConfig, [*layers, Layer("overrides", overrides)]))
+
+    def forward(self, batch: Any) -> Tensor:
+        x, graphs = self._states(batch)
+        return self.head(x, graphs, batch)
+
+    def embed(self, batch: Any) -> Tensor:
+        """Node embeddings [N, d]. In a link model, those whose dot products rank all pairs of a graph."""
+        x, _ = self._states(batch)
+        return self.head.embed(x) if isinstance(self.head, LinkHead) else x
+
+    def _states(self, batch: Any) -> tuple[Tensor, Partition]:
+        x, e, edge_index, distance, graphs = self.encoder(batch)
+        for layer in self.layers:
+            x, e = layer(x, e, edge_index, graphs, distance)
+        return x, graphs
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew."""
+        # Leaves first: a module that initialises its children in its own way comes after them.
+        for module in reversed(list(self.modules())):
+            reset = getattr(module, "reset_parameters", None)
+            if module is not self and callable(reset):
+                reset()
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of parameters, frozen ones included."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def extra_repr(self) -> str:
+        c = self.config
+        return (
+            f"{c.layers} layers, dim={c.dim}, heads={c.heads}, local={c.local}, attention={c.attention}, "
+            f"{self.num_parameters:,} parameters"
+        )
+
+
+class LoadReport(NamedTuple):
+    """What `load_dense` did."""
+
+    loaded: list[str]
+    fresh: list[str]
+
+    def __str__(self) -> str:
+        return f"loaded {len(self.loaded)} tensors; started fresh: {', '.join(self.fresh) or 'none'}"
+
+
+def load_dense(model: SFiFormer, state: Mapping[str, Tensor]) -> LoadReport:
+    """Start SFi-Former+ from the state of a trained DFi-Former.
+
+    What the two share is loaded into `model`; what only sparse flows have (the friction projections, the
+    multiplier of λ*) keeps its fresh values.
+
+    A state that is not of the model's dense twin is an error, and leaves the model as it was.
+    """
+    with torch.device("meta"):
+        twin = SFiFormer(replace(model.config, attention="dfi")).state_dict()
+    own = model.state_dict()
+    problems = [f"{key} is missing" for key in twin if key not in state]
+    problems += [f"{key} is unknown" for key in state if key not in twin]
+    problems += [
+        f"{key} has shape {list(state[key].shape)}, not {list(twin[key].shape)}"
+        for key in twin
+        if key in state and state[key].shape != twin[key].shape
+    ]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ValueError(f"the state is not of this model's dense twin, attention: dfi: {problems[0]}{more}")
+    loaded = [key for key in own if key in twin]
+    model.load_state_dict({key: state[key] for key in loaded}, strict=False)
+    return LoadReport(loaded, [key for key in own if key not in twin])

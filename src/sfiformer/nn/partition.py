@@ -1,0 +1,52 @@
+"""How the nodes of a batch are divided among its graphs."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Partition(NamedTuple):
+    """Graph g owns the nodes ptr[g] … ptr[g+1]-1."""
+
+    batch: Tensor  # [N] int64, the graph of each node, ascending
+    ptr: Tensor  # [G+1] int64
+    num_graphs: int
+    max_nodes: int
+
+    @classmethod
+    def of(cls, batch: Any, num_nodes: int, device: torch.device) -> "Partition":
+        """From a GraphBatch, a PyG Batch, or one PyG Data."""
+        index, ptr = getattr(batch, "batch", None), getattr(batch, "ptr", None)
+        if index is None:
+            index = torch.zeros(num_nodes, dtype=torch.long, device=device)
+            ptr = torch.tensor([0, num_nodes], device=device)
+        elif ptr is None:
+            sizes = torch.bincount(index, minlength=batch.num_graphs)
+            ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        max_nodes = getattr(batch, "max_nodes", None)
+        if max_nodes is None:
+            max_nodes = int(ptr.diff().max()) if ptr.numel() > 1 else 0
+        return cls(index, ptr, ptr.numel() - 1, max_nodes)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over each graph: [N, …] → [G, …]."""
+        return segment_sum(values, self.batch, self.num_graphs)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over each graph: [N, d] → [G, d]; 0 for a graph without nodes."""
+        return self.sum(values) / self.ptr.diff().clamp(min=1).unsqueeze(-1)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Each graph's row to its nodes: [G, …] → [N, …]."""
+        return values.index_select(0, self.batch)
+
+
+def segment_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
+    """out[i] = Σ values[k] over the k with index[k] = i: [K, …] → [size, …]; 0 where no index points.
+
+    Half-precision values are added up, and returned, in float32.
+    """
+    if values.dtype in (torch.bfloat16, torch.float16):
+        values = values.float()
+    return values.new_zeros(size, *values.shape[1:]).index_add(0, index, values)
