@@ -1,0 +1,123 @@
+"""The settings of an experiment: model, data, optimisation, training run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import yaml
+
+from sfiformer.nn.config import Level, ModelConfig
+from sfiformer.presets import read_preset
+from sfiformer.schema import Layer, build, expand, plain
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which graphs, from where, in which portions."""
+
+    name: str = "custom"
+    """One of the datasets by name, or custom for a file of one's own."""
+    root: str = "data-root"
+    """Folder for downloads and caches."""
+    mirror: str | None = None
+    """Folder or URL that holds the official archives, in place of the official links."""
+    size: Literal["full", "small"] = "full"
+    """small: a quick set of a few hundred graphs, for the datasets that can be generated."""
+    path: str | None = None
+    """File of one's own graphs: PyG .pt, JSON lines, or a CSV of SMILES."""
+    level: Level | None = None
+    """What the targets in that file belong to; null: inferred."""
+    kind: Literal["classification", "binary", "multilabel", "regression", "ranking"] | None = None
+    """What the targets are; null: inferred."""
+    smiles_column: str | None = None
+    """Column of a CSV that holds the SMILES; null: inferred."""
+    target_columns: tuple[str, ...] | None = None
+    """Columns of a CSV that hold the targets; null: inferred."""
+    split: Literal["random", "scaffold"] = "random"
+    """How a file without a split of its own is split."""
+    split_column: str | None = None
+    """Column (or graph field) that says train, val or test; it overrides `split`."""
+    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    """Shares of train, validation and test."""
+    skip_bad: bool = False
+    """Report and leave out unreadable rows instead of stopping."""
+    standardize: bool = False
+    """Shift and scale float node and edge features by the training split's mean and standard deviation."""
+    batch_size: int = 32
+    """Graphs a training step, over all devices."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"data.batch_size is {self.batch_size}; it must be at least 1")
+        if min(self.fractions) < 0 or abs(sum(self.fractions) - 1) > 1e-6:
+            raise ValueError(
+                f"data.fractions are {list(self.fractions)}; they must not be negative and sum to 1"
+            )
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW, linear warm-up by epochs, then half a cosine to 0."""
+
+    lr: float = 1e-3
+    """Learning rate after the warm-up."""
+    weight_decay: float = 0.0
+    """AdamW's weight decay."""
+    warmup_epochs: int = 5
+    """Epochs over which the learning rate rises from 0."""
+    clip_norm: float = 1.0
+    """Largest norm of the gradient; longer ones are scaled down."""
+    class_weights: bool = False
+    """Weight class c by (V − n_c)/V, its share of a batch's V labels that it does not have."""
+
+    def __post_init__(self) -> None:
+        for key in ("lr", "clip_norm"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"optim.{key} is {getattr(self, key)}; it must be positive")
+        for key in ("weight_decay", "warmup_epochs"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"optim.{key} is {getattr(self, key)}; it must not be negative")
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """How long, and on what."""
+
+    epochs: int = 100
+    """Passes over the training split."""
+    patience: int | None = None
+    """Stop after so many epochs without a better validation score; null: never."""
+    accumulate: int = 1
+    """Batches whose gradients are added up for one step."""
+    precision: Literal["32", "bf16-mixed"] = "32"
+    """Arithmetic of the forward and backward pass."""
+    devices: int = 1
+    """Processes (GPUs, where there are any) on each machine."""
+    nodes: int = 1
+    """Machines."""
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "accumulate", "devices", "nodes"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"trainer.{key} is {getattr(self, key)}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class ExperimentConfig:
+    """A whole experiment: what a preset holds, and what a run folder records."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    seed: int = 0
+    """Seed of weights, order, dropout and generated data."""
+
+    @classmethod
+    def from_preset(cls, name: str, overrides: Mapping[str, Any] | None = None) -> "ExperimentConfig":
+        """A preset by name (or the path of a YAML file), with overrides by dotted key: {"optim.lr": 3e-4}."""
+        return build(cls, [*read_preset(name), Layer("overrides", expand(overrides or {}))])
+
+    def to_yaml(self) -> str:
+        """All settings, resolved, as a preset file that `from_preset` reads back."""
+        return yaml.safe_dump(plain(self), sort_keys=False, allow_unicode=True)
