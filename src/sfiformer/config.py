@@ -31,14 +31,18 @@ class DataConfig:
     """What the targets are; null: inferred."""
     smiles_column: str | None = None
     """Column of a CSV that holds the SMILES; null: inferred."""
-    target_columns: tuple[str, ...] | None = None
+    targets: tuple[str, ...] | None = None
     """Columns of a CSV that hold the targets; null: inferred."""
-    split: Literal["random", "scaffold"] = "random"
-    """How a file without a split of its own is split."""
-    split_column: str | None = None
-    """Column (or graph field) that says train, val or test; it overrides `split`."""
+    node_feature_kind: Literal["numbers", "categories"] | None = None
+    """How integer node features are read; null: inferred."""
+    edge_feature_kind: Literal["numbers", "categories"] | None = None
+    """How integer edge features are read; null: inferred."""
+    split: Literal["auto", "column", "masks", "random", "scaffold"] = "auto"
+    """How a file is split; auto: by its own column or node masks where it has them, else at random."""
+    split_column: str = "split"
+    """Column (or key of a graph) that says train, val or test."""
     fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    """Shares of train, validation and test."""
+    """Shares of train, validation and test in a random or scaffold split."""
     skip_bad: bool = False
     """Report and leave out unreadable rows instead of stopping."""
     standardize: bool = False

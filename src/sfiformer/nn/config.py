@@ -60,14 +60,18 @@ class ModelConfig:
     solver: Literal["exact", "proximal"] = "exact"
     """How flows are solved for: exactly, or by the paper's iteration."""
 
-    node_encoder: Literal["linear", "atom", "constant"] | None = None
-    """Node features: Linear, the nine OGB atom features, or one embedding for nodes without features."""
+    node_encoder: Literal["linear", "atom", "categories", "constant"] | None = None
+    """Node features: numbers, OGB's nine of an atom, other categories, or none (one embedding for all)."""
     node_features: int | None = None
     """Columns of `x`, for node_encoder: linear."""
-    edge_encoder: Literal["linear", "bond", "constant"] | None = None
-    """Edge features: Linear, the three OGB bond features, or one embedding for edges without features."""
+    node_categories: tuple[int, ...] | None = None
+    """Categories in each column of `x`, for node_encoder: categories."""
+    edge_encoder: Literal["linear", "bond", "categories", "constant"] | None = None
+    """Edge features: numbers, OGB's three of a bond, other categories, or none (one embedding for all)."""
     edge_features: int | None = None
     """Columns of `edge_attr`, for edge_encoder: linear."""
+    edge_categories: tuple[int, ...] | None = None
+    """Categories in each column of `edge_attr`, for edge_encoder: categories."""
     pe: Literal["lappe", "eslappe", "rwse", "none"] = "none"
     """Positional encoding. LapPE and RWSE join the node features; ESLapPE gates the messages of GatedGCN."""
     pe_size: int = 10
@@ -125,31 +129,47 @@ class ModelConfig:
         return self.local in ("gatedgcn", "gine", "gat")
 
     def fitted(
-        self, *, level: Level, outputs: int, node_features: int, edge_features: int, molecular: bool = False
+        self,
+        *,
+        level: Level,
+        outputs: int,
+        node_features: int,
+        edge_features: int,
+        node_categories: tuple[int, ...] | None = None,
+        edge_categories: tuple[int, ...] | None = None,
     ) -> "ModelConfig":
         """Settle what is None from the data, and check the rest against it.
 
         Args:
             level, outputs: what the task predicts for, and how many numbers.
             node_features, edge_features: columns of `x` and `edge_attr`, 0 where there are none.
-            molecular: whether the features are OGB's of atoms and bonds.
+            node_categories, edge_categories: categories in each of those columns, where they hold categories.
         """
         settled: dict[str, Any] = {}
         for key, found in (("head", level), ("outputs", outputs)):
             if getattr(self, key) not in (None, found):
                 raise ValueError(f"{key} is {getattr(self, key)}, but the data ask for {found}")
             settled[key] = found
-        for kind, width in (("node", node_features), ("edge", edge_features)):
-            default = (
-                {"node": "atom", "edge": "bond"}[kind] if molecular else "linear" if width else "constant"
-            )
+        for kind, width, sizes in (
+            ("node", node_features, node_categories),
+            ("edge", edge_features, edge_categories),
+        ):
+            default = "constant" if not width else "linear" if sizes is None else "categories"
             encoder = getattr(self, f"{kind}_encoder") or default
-            needed = {"atom": 9, "bond": 3, "linear": getattr(self, f"{kind}_features"), "constant": None}[
-                encoder
-            ]
-            if needed not in (None, width) or (encoder == "linear" and not width):
-                columns = "at least one column" if needed is None else f"{needed} columns"
-                raise ValueError(f"{kind}_encoder: {encoder} expects {columns}, but the data have {width}")
+            if encoder == "linear":
+                needed = getattr(self, f"{kind}_features") or max(width, 1)
+                settled[f"{kind}_features"] = width
+            elif encoder == "categories":
+                sizes = getattr(self, f"{kind}_categories") or sizes
+                if sizes is None:
+                    raise ValueError(f"{kind}_encoder: categories, but the data have numbers; choose linear")
+                needed = len(sizes)
+                settled[f"{kind}_categories"] = sizes
+            else:
+                needed = {"atom": 9, "bond": 3, "constant": width}[encoder]
+            if needed != width:
+                raise ValueError(
+                    f"{kind}_encoder: {encoder} expects {needed} columns, but the data have {width}"
+                )
             settled[f"{kind}_encoder"] = encoder
-            settled[f"{kind}_features"] = width if encoder == "linear" else None
         return replace(self, **settled)

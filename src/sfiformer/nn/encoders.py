@@ -1,6 +1,6 @@
 """From the features of a batch to states of width d: node and edge features, positional encodings."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +116,8 @@ class LapPE(nn.Module):
             vectors = vectors * graphs.spread(signs)
         pairs = torch.stack([vectors, graphs.spread(values)], dim=-1)  # [N, k, 2]
         absent = pairs.isnan().any(-1, keepdim=True)  # [N, k, 1]
-        return self.phi(pairs.masked_fill(absent, 0.0)).masked_fill(absent, 0.0).sum(1)
+        pairs = pairs.masked_fill(absent, 0.0).to(next(self.phi.parameters()).dtype)
+        return self.phi(pairs).masked_fill(absent, 0.0).sum(1)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, sign_flip={self.sign_flip}"
@@ -137,21 +138,12 @@ class FeatureEncoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.pe, self.pe_size = config.pe, config.pe_size
+        self.dim, self.pe, self.pe_size = config.dim, config.pe, config.pe_size
         pe_dim = config.pe_dim if config.pe in ("lappe", "rwse") else 0
-        self.node = _feature_encoder(
-            config.node_encoder, "x", config.node_features, config.dim - pe_dim, ATOM_VOCABULARY
-        )
-        self.edge = (
-            _feature_encoder(
-                config.edge_encoder, "edge_attr", config.edge_features, config.dim, BOND_VOCABULARY
-            )
-            if config.uses_edges
-            else None
-        )
-        self.position: nn.Module | None = None
+        self.node = _feature_encoder(config, "node", config.dim - pe_dim)
+        self.edge = _feature_encoder(config, "edge", config.dim) if config.uses_edges else None
         if config.pe == "lappe":
-            self.position = LapPE(pe_dim, sign_flip=config.sign_flip)
+            self.position: nn.Module = LapPE(pe_dim, sign_flip=config.sign_flip)
         elif config.pe == "rwse":
             self.position = LinearEncoder(config.pe_size, pe_dim, "rwse")
         elif config.pe == "eslappe":
@@ -160,24 +152,29 @@ class FeatureEncoder(nn.Module):
     def forward(self, batch: Any) -> Encoded:
         edge_index = batch.edge_index
         graphs = Partition.of(batch, batch.num_nodes, edge_index.device)
-        x = _encode(self.node, batch, "x", batch.num_nodes)
-        e = None if self.edge is None else _encode(self.edge, batch, "edge_attr", edge_index.size(1))
+        x = self._features(self.node, batch, "x", batch.num_nodes)
+        e = None if self.edge is None else self._features(self.edge, batch, "edge_attr", edge_index.size(1))
         distance = None
-        if self.position is not None and self.pe == "eslappe":
+        if self.pe == "lappe":
+            vectors, values = self._encoding(batch, "lappe_vectors"), self._encoding(batch, "lappe_values")
+            x = torch.cat([x, self.position(vectors, values, graphs)], dim=1)
+        elif self.pe == "rwse":
+            x = torch.cat([x, self.position(self._encoding(batch, "rwse"))], dim=1)
+        elif self.pe == "eslappe":
             p = self.position(self._encoding(batch, "eslappe_vectors"))  # [N, d]
-            difference = p.index_select(0, edge_index[0]) - p.index_select(0, edge_index[1])
+            difference = p.index_select(0, edge_index[0]) - p.index_select(0, edge_index[1])  # [E, d]
             distance = difference.square().sum(-1, keepdim=True)
-        elif self.position is not None:
-            if self.pe == "lappe":
-                vectors, values = (
-                    self._encoding(batch, "lappe_vectors"),
-                    self._encoding(batch, "lappe_values"),
-                )
-                p = self.position(vectors, values, graphs)
-            else:
-                p = self.position(self._encoding(batch, "rwse"))
-            x = torch.cat([x, p], dim=1)
         return Encoded(x, e, edge_index, distance, graphs)
+
+    def _features(self, encoder: nn.Module, batch: Any, field: str, count: int) -> Tensor:
+        if isinstance(encoder, ConstantEncoder):
+            return encoder(count)
+        features = getattr(batch, field, None)
+        if features is None and count == 0:  # graphs without edges need not have edge_attr
+            return torch.zeros(0, self.dim, device=batch.edge_index.device)
+        if features is None:
+            raise ValueError(f"the batch has no {field!r}, but the model has {encoder} for it")
+        return encoder(features)
 
     def _encoding(self, batch: Any, field: str) -> Tensor:
         values = getattr(batch, field, None)
@@ -191,27 +188,20 @@ class FeatureEncoder(nn.Module):
         return values
 
     def extra_repr(self) -> str:
-        return f"pe={self.pe}"
+        return f"{self.dim}, pe={self.pe}"
 
 
-def _feature_encoder(
-    kind: str | None, field: str, width: int | None, dim: int, vocabulary: tuple[int, ...]
-) -> nn.Module:
-    if kind == "linear" and width is not None:
-        return LinearEncoder(width, dim, field)
-    if kind in ("atom", "bond"):
-        return EmbeddingSum(vocabulary, dim, field)
-    if kind == "constant":
+def _feature_encoder(config: ModelConfig, kind: Literal["node", "edge"], dim: int) -> nn.Module:
+    field = "x" if kind == "node" else "edge_attr"
+    encoder = getattr(config, f"{kind}_encoder")
+    if encoder == "constant":
         return ConstantEncoder(dim)
-    key = "node" if field == "x" else "edge"
-    missing = f"{key}_encoder" if kind is None else f"{key}_features"
+    if encoder in ("atom", "bond"):
+        return EmbeddingSum(ATOM_VOCABULARY if encoder == "atom" else BOND_VOCABULARY, dim, field)
+    missing = f"{kind}_encoder"
+    if encoder is not None:
+        missing = f"{kind}_features" if encoder == "linear" else f"{kind}_categories"
+        sizes = getattr(config, missing)
+        if sizes is not None:
+            return (LinearEncoder if encoder == "linear" else EmbeddingSum)(sizes, dim, field)
     raise ValueError(f"{missing} is not set: give it, or fill it in from the data with ModelConfig.fitted")
-
-
-def _encode(encoder: nn.Module, batch: Any, field: str, count: int) -> Tensor:
-    if isinstance(encoder, ConstantEncoder):
-        return encoder(count)
-    features = getattr(batch, field, None)
-    if features is None:
-        raise ValueError(f"the batch has no {field!r}, but the model has {encoder}")
-    return encoder(features)

@@ -20,9 +20,9 @@ class SFiFormer(nn.Module):
     """Graph transformer with sparse-flow-induced attention and, as settings, its relatives (`ModelConfig`).
 
     `model(batch)` takes the project's GraphBatch, a PyG Batch or a single PyG Data with the fields `x`,
-    `edge_index` (j → i), `edge_attr`, `batch`, `ptr`, those of the positional encoding (`lappe_vectors` [N, k],
-    `lappe_values` [G, k], `eslappe_vectors` [N, k], or `rwse` [N, k]) and, for links, `edge_label_index`
-    [2, L]. It returns logits [graphs, nodes or links, outputs].
+    `edge_index` (j → i), `edge_attr`, `batch`, `ptr`, those of the positional encoding (`lappe_vectors`
+    [N, k] and `lappe_values` [G, k], `eslappe_vectors` [N, k], `rwse` [N, k]) and, for links,
+    `edge_label_index` [2, L]. It returns logits [graphs, nodes or links, outputs].
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -42,8 +42,8 @@ class GraphLayerNorm(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, graphs: Partition) -> Tensor:
-        # Statistics in float32 also under autocast: sums over thousands of entries.
-        rows = x.float()
+        # Half precision would not do for sums over thousands of entries.
+        rows = x.to(torch.promote_types(x.dtype, torch.float32))
         centred = rows - graphs.spread(graphs.mean(rows.mean(1, keepdim=True)))  # [N, d]
         variance = graphs.mean(centred.square().mean(1, keepdim=True))  # [G, 1]
         normed = centred * graphs.spread(torch.rsqrt(variance + self.eps))

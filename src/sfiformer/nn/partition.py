@@ -47,6 +47,5 @@ def segment_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
 
     Half-precision values are added up, and returned, in float32.
     """
-    if values.dtype in (torch.bfloat16, torch.float16):
-        values = values.float()
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
     return values.new_zeros(size, *values.shape[1:]).index_add(0, index, values)

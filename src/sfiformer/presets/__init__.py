@@ -32,7 +32,8 @@ def read_preset(name: str) -> list[Layer]:
         if not isinstance(base, str):
             raise ValueError(f"{_label(name)}: base must be the name of a preset, not {base!r}")
         layers.insert(0, Layer(_label(name), values))
-        name = base
+        # A file's base is another file beside it, or one of ours.
+        name = str(Path(name).parent / base) if _is_path(base) else base
     return layers
 
 
