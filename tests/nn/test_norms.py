@@ -1,0 +1,43 @@
+import pytest
+import torch
+from torch_geometric.nn import LayerNorm as PyGLayerNorm
+
+from sfiformer.nn.norms import BatchNorm, GraphLayerNorm, make_norm
+from sfiformer.nn.partition import Partition
+
+GRAPHS = Partition(torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([0, 3, 4, 6]), 3, 3)
+
+
+def test_graph_layer_norm_is_pygs():
+    norm, reference = GraphLayerNorm(5), PyGLayerNorm(5, mode="graph")
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(5)), norm.bias.copy_(torch.randn(5))
+        reference.weight.copy_(norm.weight), reference.bias.copy_(norm.bias)
+    x = 3 + 2 * torch.randn(6, 5)
+    torch.testing.assert_close(norm(x, GRAPHS), reference(x, GRAPHS.batch, batch_size=3))
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_batch_norm_without_a_variance_keeps_its_statistics(rows):
+    norm = BatchNorm(3)
+    norm(torch.randn(8, 3))
+    before = {key: value.clone() for key, value in norm.state_dict().items()}
+    x = torch.randn(rows, 3, requires_grad=True)
+    out = norm(x)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
+
+
+def test_batch_norm_is_pytorchs():
+    x = torch.randn(7, 3)
+    ours, reference = BatchNorm(3), torch.nn.BatchNorm1d(3)
+    torch.testing.assert_close(ours(x), reference(x))
+    torch.testing.assert_close(ours.running_var, reference.running_var)
+
+
+@pytest.mark.parametrize(("kind", "parameters"), [("batch", 8), ("layer", 8), ("graph", 8), ("none", 0)])
+def test_make_norm(kind, parameters):
+    norm = make_norm(kind, 4)
+    assert norm(torch.randn(6, 4), GRAPHS).shape == (6, 4)
+    assert sum(p.numel() for p in norm.parameters()) == parameters

@@ -1,0 +1,42 @@
+from types import SimpleNamespace
+
+import torch
+from torch_geometric.data import Batch, Data
+
+from sfiformer.nn.partition import Partition, segment_sum
+
+
+def _graphs():
+    return [Data(x=torch.randn(n, 2), edge_index=torch.zeros(2, 0, dtype=torch.long)) for n in (3, 1, 2)]
+
+
+def test_of_a_pyg_batch():
+    batch = Batch.from_data_list(_graphs())
+    graphs = Partition.of(batch, 6, batch.x.device)
+    assert graphs.batch.tolist() == [0, 0, 0, 1, 2, 2]
+    assert graphs.ptr.tolist() == [0, 3, 4, 6]
+    assert (graphs.num_graphs, graphs.max_nodes) == (3, 3)
+
+
+def test_of_a_single_graph():
+    graphs = Partition.of(_graphs()[0], 3, torch.device("cpu"))
+    assert graphs.ptr.tolist() == [0, 3]
+    assert graphs.batch.tolist() == [0, 0, 0]
+
+
+def test_of_a_batch_without_ptr():
+    batch = SimpleNamespace(batch=torch.tensor([0, 0, 2]), num_graphs=4)
+    assert Partition.of(batch, 3, torch.device("cpu")).ptr.tolist() == [0, 2, 2, 3, 3]
+
+
+def test_sum_mean_and_spread():
+    graphs = Partition(torch.tensor([0, 0, 2]), torch.tensor([0, 2, 2, 3]), 3, 2)
+    values = torch.tensor([[1.0], [3.0], [5.0]])
+    assert graphs.sum(values).tolist() == [[4.0], [0.0], [5.0]]
+    assert graphs.mean(values).tolist() == [[2.0], [0.0], [5.0]]
+    assert graphs.spread(torch.tensor([7.0, 8.0, 9.0])).tolist() == [7.0, 7.0, 9.0]
+
+
+def test_half_precision_is_added_up_in_float32():
+    ones = torch.ones(1000, 1, dtype=torch.bfloat16)  # bfloat16 itself stops counting at 256
+    assert segment_sum(ones, torch.zeros(1000, dtype=torch.long), 1).item() == 1000.0

@@ -1,0 +1,59 @@
+import pytest
+
+from sfiformer.presets import preset_names, read_preset
+from sfiformer.schema import Layer
+
+
+def test_bases_come_first():
+    sources = [layer.source for layer in read_preset("peptides-struct")]
+    assert sources == [
+        "presets/peptides-func-paper.yaml",
+        "presets/peptides-struct-paper.yaml",
+        "presets/peptides-struct.yaml",
+    ]
+
+
+def test_a_misspelt_name():
+    with pytest.raises(ValueError, match=r"no preset 'peptide-func'; did you mean 'peptides-func'\?"):
+        read_preset("peptide-func")
+
+
+def test_a_users_own_file(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: custom\nmodel: {dim: 32}\n")
+    assert read_preset(str(file))[-1] == Layer(str(file), {"model": {"dim": 32}})
+    assert len(read_preset(str(file))) == 2
+    (tmp_path / "more.yaml").write_text("base: mine.yaml")
+    assert [layer.source for layer in read_preset(str(tmp_path / "more.yaml"))][1] == str(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {dim: 3", "is not readable YAML"),
+        ("model: {dim: 3, dim: 4}", "the key 'dim' stands twice"),
+        ("- 1", "must hold a mapping"),
+        ("base: 3", "base must be the name of a preset, not 3"),
+        ("base: costum", "there is no preset 'costum'; did you mean 'custom'"),
+        ("model: !!python/object/apply:os.getcwd []", "is not readable YAML"),
+    ],
+)
+def test_bad_files(text, message, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_preset(str(file))
+
+
+def test_a_missing_file_and_a_circle(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot read the preset file .*nowhere.yaml: No such file"):
+        read_preset(str(tmp_path / "nowhere.yaml"))
+    (tmp_path / "a.yaml").write_text("base: a.yaml")
+    with pytest.raises(ValueError, match="in a circle"):
+        read_preset(str(tmp_path / "a.yaml"))
+
+
+def test_names_are_sorted_and_known():
+    names = preset_names()
+    assert names == sorted(names)
+    assert {"custom", "peptides-func", "peptides-func-paper"} <= set(names)
