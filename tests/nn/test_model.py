@@ -125,6 +125,16 @@ def test_a_single_data_is_a_batch_of_one(make_graphs):
     torch.testing.assert_close(model(graph), model(Batch.from_data_list([graph])))
 
 
+@pytest.mark.parametrize("name", ["peptides-func", "mnist", "pcqm-contact", "cluster"])
+def test_the_packed_batch_and_pygs_are_alike(name, make_graphs):
+    store = pytest.importorskip("sfiformer.data.store")
+    model = SFiFormer.from_preset(name, layers=2).eval()
+    graphs = make_graphs(model.config)
+    order = [2, 0, 3, 1]
+    packed = store.GraphStore.from_pyg(graphs).batch(order)
+    torch.testing.assert_close(model(packed), model(Batch.from_data_list([graphs[i] for i in order])))
+
+
 @pytest.mark.parametrize("sizes", [(1,), (-3,), (1, 1)])
 def test_tiny_batches_train(sizes, make_batch):
     model = SFiFormer(ModelConfig(**SMALL, pe="lappe"))
