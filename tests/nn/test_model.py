@@ -212,3 +212,5 @@ def test_load_dense_refuses_another_model():
     ):
         load_dense(sparse, other.state_dict())
     assert all(torch.equal(value, before[key]) for key, value in sparse.state_dict().items())
+    with pytest.raises(ValueError, match="attention is softmax"):
+        load_dense(SFiFormer(ModelConfig(**SMALL, attention="softmax")), other.state_dict())

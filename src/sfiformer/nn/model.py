@@ -99,6 +99,8 @@ def load_dense(model: SFiFormer, state: Mapping[str, Tensor]) -> LoadReport:
 
     A state that is not of the model's dense twin is an error, and leaves the model as it was.
     """
+    if model.config.attention != "sfi":
+        raise ValueError(f"attention is {model.config.attention}; SFi-Former+ is a model with attention: sfi")
     with torch.device("meta"):
         twin = SFiFormer(replace(model.config, attention="dfi")).state_dict()
     own = model.state_dict()
