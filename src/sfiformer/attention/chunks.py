@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # Numbers in one block of scores (heads × queries × keys); about ten such blocks are alive at a time.
-CHUNK_SIZE = 1 << 18
+CHUNK_SIZE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,21 @@ class Chunk:
         picked = picked.view(len(self.graphs), self.size, *packed.shape[1:]).transpose(1, 2)
         return picked.to(dtype).reshape(-1, self.size, packed.shape[2])
 
-    def scatter(self, block: Tensor, nodes: Tensor | slice, packed: Tensor) -> None:
-        """[b · heads, n, width] → its places in [N, heads, width]."""
+    def write(self, block: Tensor, nodes: Tensor | slice, packed: Tensor) -> None:
+        """The rows of a chunk [b · heads, rows, width] into their places in [N, heads, width]."""
+        if self.rows != slice(0, self.size):  # one large graph
+            start = self.starts[0]
+            packed[start + self.rows.start : start + self.rows.stop] = block.transpose(0, 1).to(packed.dtype)
+        else:
+            packed[nodes] = self._nodes_first(block, packed)
+
+    def add(self, block: Tensor, nodes: Tensor | slice, packed: Tensor) -> None:
+        """What the rows of a chunk add to all nodes of their graphs, [b · heads, n, width]."""
+        packed[nodes] += self._nodes_first(block, packed)
+
+    def _nodes_first(self, block: Tensor, packed: Tensor) -> Tensor:
         block = block.view(len(self.graphs), -1, self.size, block.shape[-1]).transpose(1, 2)
-        packed[nodes] = block.reshape(-1, *packed.shape[1:]).to(packed.dtype)
+        return block.reshape(-1, *packed.shape[1:]).to(packed.dtype)
 
 
 def chunks(ptr: Tensor, heads: int, chunk_size: int | None = None) -> Iterator[Chunk]:

@@ -79,7 +79,7 @@ def sfi_attention(
     q, k, v, q_friction, k_friction = (x.to(common) for x in (q, k, v, q_friction, k_friction))
     seed = torch.randint(1 << 62, ()) if dropout_p else torch.zeros((), dtype=torch.int64)
     potential = scaling == "potential"
-    out, _ = packed_attention(
+    out, *_ = packed_attention(
         q, k, v, q_friction, k_friction, ptr, lam, seed, float(alpha), potential, scale, dropout_p, look
     )
     return out.to(out_dtype)

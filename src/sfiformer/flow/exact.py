@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfiformer.flow.rows import Rows, solve
+from sfiformer.flow.rows import Rows, solve, support
 
 
 class ExactFlows(torch.autograd.Function):
@@ -31,9 +31,11 @@ class ExactFlows(torch.autograd.Function):
         work = torch.promote_types(s.dtype, torch.float32)
         masked_s = s.to(work).masked_fill(~mask, -math.inf)
         masked_u = u.to(work).masked_fill(~mask, math.inf)
-        _, flows = solve(Rows.of(masked_s, masked_u, masked=True), lam.log() + log_scale, log_eps)
-        z = flows.z.to(s.dtype)
-        ctx.save_for_backward(s, u, lam, log_scale, log_eps, mask, z, flows.active)
+        rows, log_kappa = Rows.of(masked_s, masked_u, masked=True), lam.log() + log_scale
+        solution = solve(rows, log_kappa, log_eps)
+        active = support(rows, solution, log_kappa, log_eps)
+        z = solution[0].to(s.dtype)
+        ctx.save_for_backward(s, u, lam, log_scale, log_eps, mask, z, active)
         return z
 
     @staticmethod
