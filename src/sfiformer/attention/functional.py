@@ -1,0 +1,164 @@
+"""`sfi_attention`: sparse-flow attention on packed graphs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sfiformer.attention.packed import packed_attention
+from sfiformer.flow import checks
+from sfiformer.flow.problem import Scaling, Solver, flows_from_scores
+
+
+def sfi_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_friction: Tensor,
+    k_friction: Tensor,
+    ptr: Tensor,
+    *,
+    lam: float | Tensor,
+    alpha: float = 0.1,
+    scaling: Scaling = "absolute",
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    solver: Solver = "exact",
+    return_flows: bool = False,
+    max_nodes: int | None = None,
+    check: bool | None = None,
+    deterministic: bool = False,
+) -> Tensor | tuple[Tensor, list[Tensor]]:
+    """Every node draws one unit of flow from the nodes of its graph; its output is the sum of values by those flows.
+
+    For a query i and the keys j of its graph, with s_ij = q_i·k_j · scale and u_ij = q̃_i·k̃_j · scale, the flows z_i are those
+    of least energy with resistances softmax(−s_i) and frictions softmax(u_i) (`sfiformer.flow.flows_from_scores`), and
+    the output is Σ_j z_ij v_j. A graph's result does not depend on the graphs beside it.
+
+    Args:
+        q, k, q_friction, k_friction: [nodes, heads, width], any width.
+        v: [nodes, heads, width of the output].
+        ptr: int64 [graphs + 1], where each graph starts, as PyG's ``Batch.ptr``; graphs may have no node.
+        lam: λ ≥ 0, a number or one value for each graph.
+        alpha: penalty of the constraint Σ z = 1; ``math.inf`` makes it hard.
+        scaling: ``"absolute"``, or ``"potential"``: friction relative to the row's potential, with ``lam`` as λ* and a
+            hard constraint.
+        scale: of the scores, 1/√width by default.
+        dropout_p: probability with which a flow is dropped (the others grow by 1/(1 − p)); set 0 for evaluation.
+        solver: ``"exact"``, ``"proximal"`` (the paper's iteration) or a `sfiformer.flow.Proximal`.
+        return_flows: also return the flows before dropout, a list of [heads, n, n], one for each graph.
+        max_nodes: size of the largest graph, where the caller knows it: on a GPU the call then need not wait for ``ptr``.
+        check: look at values and raise on bad ones; by default on the CPU only.
+        deterministic: ask for a bitwise repeatable backward; the plain version's always is.
+
+    Returns:
+        [nodes, heads, width of v], in the dtype of v; with ``return_flows`` a pair of it and the flows.
+    """
+    look = checks.wanted(check, q)
+    _require_shapes(q, k, v, q_friction, k_friction, ptr)
+    if look:
+        _require_ptr(ptr, len(q), max_nodes)
+        checks.require_all(v.isfinite(), "v", v, "finite")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be at least 0 and less than 1, got {dropout_p}")
+    if scaling not in ("absolute", "potential"):
+        raise ValueError(f"scaling must be 'absolute' or 'potential', got {scaling!r}")
+    checks.require_alpha(alpha, look)
+    checks.require_lam(lam, look)
+    lam = _per_graph(lam, ptr, q)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if solver != "exact" or return_flows:
+        out, flows = _graph_by_graph(
+            q, k, v, q_friction, k_friction, ptr, lam, alpha, scaling, scale, dropout_p, solver, look
+        )
+        return (out, flows) if return_flows else out
+    out_dtype = v.dtype
+    common = q.dtype
+    for x in (k, v, q_friction, k_friction):
+        common = torch.promote_types(common, x.dtype)
+    q, k, v, q_friction, k_friction = (x.to(common) for x in (q, k, v, q_friction, k_friction))
+    seed = torch.randint(1 << 62, ()) if dropout_p else torch.zeros((), dtype=torch.int64)
+    potential = scaling == "potential"
+    out, *_ = packed_attention(
+        q, k, v, q_friction, k_friction, ptr, lam, seed, float(alpha), potential, scale, dropout_p, look
+    )
+    return out.to(out_dtype)
+
+
+def _graph_by_graph(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_friction: Tensor,
+    k_friction: Tensor,
+    ptr: Tensor,
+    lam: Tensor,
+    alpha: float,
+    scaling: Scaling,
+    scale: float,
+    dropout_p: float,
+    solver: Solver,
+    look: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    """The same, with every flow kept and autograd through all of it: for pictures, other solvers, and as a test's oracle."""
+    outs, flows = [v[:0]], []
+    offsets = ptr.tolist()
+    work = torch.promote_types(q.dtype, torch.float32)
+    with torch.autocast(q.device.type, enabled=False):
+        for graph, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+            qg, kg, vg, qf, kf = (
+                x[start:end].transpose(0, 1).to(work) for x in (q, k, v, q_friction, k_friction)
+            )  # [heads, n, width]
+            s, u = qg @ kg.mT * scale, qf @ kf.mT * scale  # [heads, n, n]
+            z = flows_from_scores(
+                s, u, lam=lam[graph], alpha=alpha, scaling=scaling, solver=solver, check=look
+            )
+            flows.append(z)
+            dropped = torch.nn.functional.dropout(z, dropout_p) if dropout_p else z
+            outs.append((dropped @ vg).transpose(0, 1).to(v.dtype))
+    return torch.cat(outs), flows
+
+
+def _require_shapes(q: Tensor, k: Tensor, v: Tensor, q_friction: Tensor, k_friction: Tensor, ptr: Tensor) -> None:
+    named = {"q": q, "k": k, "v": v, "q_friction": q_friction, "k_friction": k_friction}
+    for name, x in named.items():
+        checks.require_floating(name, x)
+        if x.dim() != 3:
+            raise ValueError(f"{name} must have the shape [nodes, heads, width], got a {checks.describe(x)}")
+        if name != "v":
+            checks.require_same_shape(name, x, "q", q)
+    if v.shape[:2] != q.shape[:2]:
+        raise ValueError(
+            f"v must have the nodes and heads of q, {list(q.shape[:2])}, got a {checks.describe(v)}"
+        )
+    if ptr.dtype != torch.int64 or ptr.dim() != 1 or len(ptr) < 1:
+        raise ValueError(f"ptr must be int64 offsets of shape [graphs + 1], got a {checks.describe(ptr)}")
+
+
+def _require_ptr(ptr: Tensor, nodes: int, max_nodes: int | None) -> None:
+    sizes = ptr.diff()
+    if int(ptr[0]) != 0:
+        raise ValueError(f"ptr must start at 0, got {int(ptr[0])}")
+    if bool((sizes < 0).any()):
+        place = int((sizes < 0).nonzero()[0])
+        raise ValueError(
+            f"ptr must not decrease, but ptr[{place}] = {int(ptr[place])} and ptr[{place + 1}] = {int(ptr[place + 1])}"
+        )
+    if int(ptr[-1]) != nodes:
+        raise ValueError(f"ptr must end at the number of nodes, {nodes}, got {int(ptr[-1])}")
+    if max_nodes is not None and len(sizes) and int(sizes.max()) > max_nodes:
+        raise ValueError(f"max_nodes must be at least the largest graph, {int(sizes.max())}, got {max_nodes}")
+
+
+def _per_graph(lam: float | Tensor, ptr: Tensor, like: Tensor) -> Tensor:
+    """λ as one number for each graph, [graphs]."""
+    graphs = len(ptr) - 1
+    if not isinstance(lam, Tensor):
+        return torch.full((graphs,), float(lam), dtype=torch.float64, device=like.device)
+    if lam.numel() not in (1, graphs) or lam.dim() > 1:
+        raise ValueError(
+            f"lam must be a number or one value for each of the {graphs} graphs, got a {checks.describe(lam)}"
+        )
+    return lam.expand(graphs).to(like.device)
+
+
