@@ -83,18 +83,18 @@ def _one_graph(nodes):
 def test_eslappe_gives_squared_distances(make_batch):
     config = ModelConfig(**OPEN, pe="eslappe", pe_size=4)
     batch, encoder = make_batch(config), FeatureEncoder(config)
-    encoded = encoder(batch)
+    x, _, structure = encoder(batch)
     p = encoder.position(batch.eslappe_vectors)
     for k, (j, i) in enumerate(batch.edge_index.t().tolist()):
-        torch.testing.assert_close(encoded.distance[k, 0], (p[i] - p[j]).pow(2).sum())
-    assert encoded.x.shape == (batch.num_nodes, config.dim)
+        torch.testing.assert_close(structure.distance[k, 0], (p[i] - p[j]).pow(2).sum())
+    assert x.shape == (batch.num_nodes, config.dim)
 
 
 def test_rwse_joins_the_node_features(make_batch):
     config = ModelConfig(**OPEN, pe="rwse", pe_size=4)
     batch, encoder = make_batch(config), FeatureEncoder(config)
     wanted = torch.cat([encoder.node(batch.x), encoder.position(batch.rwse)], dim=1)
-    torch.testing.assert_close(encoder(batch).x, wanted)
+    torch.testing.assert_close(encoder(batch)[0], wanted)
 
 
 def test_a_missing_or_misshapen_field_is_named(make_batch):
@@ -128,4 +128,20 @@ def test_graphs_without_edges_need_no_edge_attr(make_batch):
     config = ModelConfig(**{**OPEN, "edge_encoder": "bond"})
     batch = make_batch(config, sizes=(-3, 1))
     batch.edge_attr = None
-    assert FeatureEncoder(config)(batch).e.shape == (0, config.dim)
+    assert FeatureEncoder(config)(batch)[1].shape == (0, config.dim)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, True),
+        ({"attention": "adjacency", "adjacency": False}, True),
+        ({"attention": "dfi", "adjacency": False}, False),
+        ({"attention": "softmax"}, False),
+        ({"attention": "none"}, False),
+    ],
+)
+def test_the_adjacency_is_made_once_where_it_is_needed(settings, wanted, make_batch):
+    config = ModelConfig(**OPEN, **settings)
+    structure = FeatureEncoder(config)(make_batch(config))[2]
+    assert (structure.adjacency is not None) == wanted

@@ -4,7 +4,7 @@ import torch
 from sfiformer import ModelConfig
 from sfiformer.nn import GPSLayer
 from sfiformer.nn.gps_layer import make_attention
-from sfiformer.nn.partition import Partition
+from sfiformer.nn.partition import Partition, Structure
 
 GRAPHS = Partition(torch.tensor([0, 0, 0, 1, 2]), torch.tensor([0, 3, 4, 5]), 3, 3)
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 0]])
@@ -23,7 +23,7 @@ def test_the_equations_of_the_layer():
     h = layer.local_norm(local, GRAPHS) + layer.attention_norm(x + attended, GRAPHS)
     wide, _, _, narrow, _ = layer.feed_forward
     wanted = layer.norm(h + narrow(torch.nn.functional.gelu(wide(h))), GRAPHS)
-    out_x, out_e = layer(x, e, EDGES, GRAPHS)
+    out_x, out_e = layer(x, e, Structure(EDGES, GRAPHS))
     torch.testing.assert_close(out_x, wanted)
     torch.testing.assert_close(out_e, new_e)
 
@@ -41,7 +41,7 @@ def test_parameter_count_is_the_formula(pe):
 def test_every_pair_of_local_and_global(local, attention):
     layer = GPSLayer(ModelConfig(dim=7, heads=2, local=local, attention=attention), last=True)
     x = torch.randn(5, 7)
-    out, _ = layer(x, torch.randn(3, 7), EDGES, GRAPHS)
+    out, _ = layer(x, torch.randn(3, 7), Structure(EDGES, GRAPHS))
     out.square().sum().backward()
     assert out.shape == x.shape
     for name, parameter in layer.named_parameters():

@@ -1,12 +1,13 @@
 """From the features of a batch to states of width d: node and edge features, positional encodings."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from sfiformer.attention import Adjacency
 from sfiformer.nn.config import ModelConfig
-from sfiformer.nn.partition import Partition
+from sfiformer.nn.partition import Partition, Structure
 
 # Sizes of OGB's vocabularies. Atoms: atomic number, chirality, degree, charge, hydrogens, radical electrons,
 # hybridisation, aromatic, in a ring. Bonds: type, stereo, conjugated.
@@ -123,22 +124,19 @@ class LapPE(nn.Module):
         return f"{self.dim}, sign_flip={self.sign_flip}"
 
 
-class Encoded(NamedTuple):
-    """What the layers work on."""
-
-    x: Tensor  # [N, d]
-    e: Tensor | None  # [E, d]; None where local message passing does not look at edges
-    edge_index: Tensor  # [2, E]
-    distance: Tensor | None  # [E, 1], ‖p_i − p_j‖² with ESLapPE
-    graphs: Partition
-
-
 class FeatureEncoder(nn.Module):
-    """Node and edge features and positional encodings of a batch, as states of width d."""
+    """Node and edge features and positional encodings of a batch, as states of width d.
+
+    Returns x [N, d], e [E, d] (None where local message passing does not look at edges), and the structure
+    that all layers share.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dim, self.pe, self.pe_size = config.dim, config.pe, config.pe_size
+        self.needs_adjacency = config.attention == "adjacency" or (
+            config.attention in ("sfi", "dfi") and config.adjacency
+        )
         pe_dim = config.pe_dim if config.pe in ("lappe", "rwse") else 0
         self.node = _feature_encoder(config, "node", config.dim - pe_dim)
         self.edge = _feature_encoder(config, "edge", config.dim) if config.uses_edges else None
@@ -149,7 +147,7 @@ class FeatureEncoder(nn.Module):
         elif config.pe == "eslappe":
             self.position = LinearEncoder(config.pe_size, config.dim, "eslappe_vectors")
 
-    def forward(self, batch: Any) -> Encoded:
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, Structure]:
         edge_index = batch.edge_index
         graphs = Partition.of(batch, batch.num_nodes, edge_index.device)
         x = self._features(self.node, batch, "x", batch.num_nodes)
@@ -164,7 +162,8 @@ class FeatureEncoder(nn.Module):
             p = self.position(self._encoding(batch, "eslappe_vectors"))  # [N, d]
             difference = p.index_select(0, edge_index[0]) - p.index_select(0, edge_index[1])  # [E, d]
             distance = difference.square().sum(-1, keepdim=True)
-        return Encoded(x, e, edge_index, distance, graphs)
+        adjacency = Adjacency.of(edge_index, batch.num_nodes, x.dtype) if self.needs_adjacency else None
+        return x, e, Structure(edge_index, graphs, adjacency, distance)
 
     def _features(self, encoder: nn.Module, batch: Any, field: str, count: int) -> Tensor:
         if isinstance(encoder, ConstantEncoder):

@@ -8,7 +8,7 @@ from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS
 from sfiformer.nn.local import make_local
 from sfiformer.nn.norms import make_norm
-from sfiformer.nn.partition import Partition
+from sfiformer.nn.partition import Structure
 
 
 def make_attention(config: ModelConfig) -> SFiAttention:
@@ -70,21 +70,17 @@ class GPSLayer(nn.Module):
         )
         self.norm = make_norm(config.norm, dim)
 
-    def forward(
-        self,
-        x: Tensor,
-        e: Tensor | None,
-        edge_index: Tensor,
-        graphs: Partition,
-        distance: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """x [N, d], e [E, d], edge_index [2, E], distance [E, 1] (ESLapPE) → new x, new e."""
+    def forward(self, x: Tensor, e: Tensor | None, structure: Structure) -> tuple[Tensor, Tensor | None]:
+        """x [N, d], e [E, d] → new x, new e."""
+        edge_index, graphs, adjacency, distance = structure
         branches = []
         if self.local is not None and self.local_norm is not None:
             local, e = self.local(x, e, edge_index, distance)
             branches.append(self.local_norm(local, graphs))
         if self.attention is not None and self.attention_norm is not None:
-            update = self.attention(x, edge_index, graphs.ptr, max_nodes=graphs.max_nodes)
+            update = self.attention(
+                x, edge_index, graphs.ptr, max_nodes=graphs.max_nodes, adjacency=adjacency
+            )
             update = F.dropout(update, self.dropout, self.training)
             branches.append(self.attention_norm(x + update, graphs))
         h = sum(branches[1:], branches[0]) if branches else x

@@ -55,10 +55,10 @@ class SFiFormer(nn.Module):
         return self.head.embed(x) if isinstance(self.head, LinkHead) else x
 
     def _states(self, batch: Any) -> tuple[Tensor, Partition]:
-        x, e, edge_index, distance, graphs = self.encoder(batch)
+        x, e, structure = self.encoder(batch)
         for layer in self.layers:
-            x, e = layer(x, e, edge_index, graphs, distance)
-        return x, graphs
+            x, e = layer(x, e, structure)
+        return x, structure.graphs
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""

@@ -1,9 +1,11 @@
-"""How the nodes of a batch are divided among its graphs."""
+"""How the nodes and edges of a batch make up its graphs."""
 
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from sfiformer.attention import Adjacency
 
 
 class Partition(NamedTuple):
@@ -40,6 +42,15 @@ class Partition(NamedTuple):
     def spread(self, values: Tensor) -> Tensor:
         """Each graph's row to its nodes: [G, …] → [N, …]."""
         return values.index_select(0, self.batch)
+
+
+class Structure(NamedTuple):
+    """What all layers share about the graphs of a batch."""
+
+    edge_index: Tensor  # [2, E], j → i
+    graphs: Partition
+    adjacency: Adjacency | None = None  # Ã, where the attention has that term
+    distance: Tensor | None = None  # [E, 1], ‖p_i − p_j‖² of the ESLapPE encodings
 
 
 def segment_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
