@@ -15,10 +15,10 @@ OPTIONAL = ("x", "edge_attr", "y")
 class GraphBatch:
     """Several graphs as one disconnected graph, under PyG's attribute names.
 
-    Node `i` of graph `g` is row `ptr[g] + i` of every node field; `edge_index` holds such batch-global ids and is
-    sorted by destination (row 1). A field is an attribute of its own name: `batch.x` [N, F], `batch.edge_attr`
-    [E, F], `batch.y`, `batch.lappe_vectors` [N, k] and so on. `x`, `edge_attr` and `y` are None where absent, any
-    other absent name is an AttributeError, as on PyG's `Data`.
+    Node `i` of graph `g` is row `ptr[g] + i` of every node field; `edge_index` holds such batch-global ids
+    and is sorted by destination (row 1). A field is an attribute of its own name: `batch.x` [N, F],
+    `batch.edge_attr` [E, F], `batch.y`, `batch.lappe_vectors` [N, k] and so on. `x`, `edge_attr` and `y` are
+    None where absent, any other absent name is an AttributeError, as on PyG's `Data`.
     """
 
     edge_index: Tensor  # [2, E] int64

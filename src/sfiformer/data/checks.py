@@ -13,8 +13,8 @@ from sfiformer.data.batch import GraphBatch
 if TYPE_CHECKING:
     from sfiformer.data.store import GraphStore
 
-# Inputs of the model. Targets may hold NaN (a missing label), and so may positional encodings (an eigenpair that a
-# small graph does not have).
+# Inputs of the model. Targets may hold NaN (a missing label), and so may positional encodings (an eigenpair
+# that a small graph does not have).
 FEATURES = ("x", "pos", "edge_attr")
 
 
@@ -50,16 +50,16 @@ def check_fields(store: GraphStore, only: Set[str] | None = None) -> None:
                 )
             if tensor.dim() == 0 or tensor.size(0) != rows:
                 raise ValueError(
-                    f"the {level} field '{name}' has shape {list(tensor.shape)}; its first dimension must be {rows}, "
-                    f"one row a {level}"
+                    f"the {level} field '{name}' has shape {list(tensor.shape)}; its first dimension must "
+                    f"be {rows}, one row a {level}"
                 )
             if name in FEATURES and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 ptr = {"node": store.node_ptr, "edge": store.edge_ptr}.get(level, torch.arange(graphs + 1))
                 bad = int((~torch.isfinite(tensor)).reshape(rows, -1).any(1).nonzero()[0])
                 graph, local = _place(bad, ptr)
                 raise ValueError(
-                    f"graph {graph}, {level} {local}: '{name}' is not finite ({_row(tensor[bad])}); drop the graph, "
-                    "or fill in the value"
+                    f"graph {graph}, {level} {local}: '{name}' is not finite ({_row(tensor[bad])}); drop the "
+                    "graph, or fill in the value"
                 )
 
 
@@ -82,8 +82,8 @@ def _check_offsets(store: GraphStore) -> None:
         raise ValueError("the dataset is empty: a graph store needs at least one graph")
     if store.edge_index.dim() != 2 or store.edge_index.size(0) != 2 or store.edge_index.is_floating_point():
         raise ValueError(
-            f"edge_index must be integers of shape [2, E], source over destination; it is {store.edge_index.dtype} "
-            f"{list(store.edge_index.shape)}"
+            f"edge_index must be integers of shape [2, E], source over destination; it is "
+            f"{store.edge_index.dtype} {list(store.edge_index.shape)}"
         )
     offsets = {"node_ptr": store.node_ptr, "edge_ptr": store.edge_ptr}
     if store.link_ptr is not None:

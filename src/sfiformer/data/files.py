@@ -44,8 +44,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill that takes its place at `folder` when the block ends well, or leaves nothing behind.
 
-    What was at `folder` before is replaced, in two renames: a reader finds the old one, the new one, or for an
-    instant none. The files in it must be synced by their writer.
+    What was at `folder` before is replaced, in two renames: a reader finds the old one, the new one, or for
+    an instant none. The files in it must be synced by their writer.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from sfiformer.data.dtypes import widen
+
 if TYPE_CHECKING:
     from sfiformer.data.store import GraphStore
 
@@ -75,7 +77,6 @@ def pack(graphs: Iterable[Data], levels: Mapping[str, str]) -> dict[str, Any]:
 
 def unpack(store: GraphStore) -> list[Data]:
     """The graphs of a store as PyG `Data`, one each."""
-    from sfiformer.data.store import widen
 
     def split(fields: Mapping[str, Tensor], ptr: Tensor) -> dict[str, tuple[Tensor, ...]]:
         sizes = ptr.diff().tolist()
@@ -134,8 +135,8 @@ def _check_rows(name: str, tensors: list[Tensor], level: str, sizes: list[int]) 
         if tensor.size(0) != rows:
             hint = "; give a graph's own row the shape [1, ...]" if level == "graph" else ""
             raise ValueError(
-                f"graph {index}: '{name}' has shape {list(tensor.shape)}, but as a {level} field it needs {rows} "
-                f"row{'' if rows == 1 else 's'}{hint}"
+                f"graph {index}: '{name}' has shape {list(tensor.shape)}, but as a {level} field it needs "
+                f"{rows} row{'' if rows == 1 else 's'}{hint}"
             )
 
 

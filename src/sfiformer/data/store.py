@@ -12,50 +12,12 @@ from torch import Tensor
 
 from sfiformer.data import checks, files, pyg
 from sfiformer.data.batch import GraphBatch
+from sfiformer.data.dtypes import narrow, widen
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 Indices = Sequence[int] | np.ndarray | Tensor
-
-
-def narrow(tensor: Tensor) -> Tensor:
-    """The smallest dtype that holds every value exactly (float64 counts as float32).
-
-    Integers become uint8, int16, int32 or int64; floats become float16 where that loses nothing (one-hot features,
-    0/1 targets), float32 elsewhere; bool stays. `widen` is the way back.
-    """
-    if tensor.dtype == torch.bool or tensor.numel() == 0:
-        return tensor
-    if tensor.is_floating_point():
-        if tensor.dtype != torch.float16:
-            tensor = tensor.to(torch.float32)
-            half = tensor.to(torch.float16)
-            tensor = half if torch.equal(half.to(torch.float32).nan_to_num(), tensor.nan_to_num()) else tensor
-        return tensor
-    if tensor.dtype not in INTEGERS:
-        tensor = tensor.to(torch.int64)  # PyTorch has few operations on the others
-    low, high = (int(bound) for bound in torch.aminmax(tensor))
-    for dtype in INTEGERS:
-        info = torch.iinfo(dtype)
-        if info.min <= low and high <= info.max:
-            return tensor.to(dtype)
-    raise AssertionError("int64 holds every integer tensor")
-
-
-def widen(tensor: Tensor) -> Tensor:
-    """What a model is given: integers as int64 (for embeddings), floats as float32, bool as it is (masks)."""
-    if tensor.dtype == torch.bool:
-        return tensor
-    return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
-
-
-def _take(tensor: Tensor, rows: Tensor) -> Tensor:
-    """`tensor[rows]`. PyTorch gathers from one dimension several times faster than from [M, 1]."""
-    if tensor.dim() > 1 and tensor.numel() == tensor.size(0):
-        return tensor.reshape(-1).index_select(0, rows).view(-1, *tensor.shape[1:])
-    return tensor.index_select(0, rows)
 
 
 class GraphStore:
@@ -63,13 +25,13 @@ class GraphStore:
 
     Graph `g` owns the rows `node_ptr[g]:node_ptr[g+1]` of every node field, `edge_ptr[g]:edge_ptr[g+1]` of
     `edge_index` (its columns) and of every edge field, row `g` of every graph field, and
-    `link_ptr[g]:link_ptr[g+1]` of every link field. Node ids count from 0 in each graph. Within a graph, edges are
-    sorted by destination (row 1 of `edge_index`), stably: unsorted edges are sorted here, edge fields along with
-    them.
+    `link_ptr[g]:link_ptr[g+1]` of every link field. Node ids count from 0 in each graph. Within a graph,
+    edges are sorted by destination (row 1 of `edge_index`), stably: unsorted edges are sorted here, edge
+    fields along with them.
 
-    Values are held in the smallest dtype that loses nothing (`narrow`) and handed out as int64, float32 or bool
-    (`widen`). The offsets stay on the host wherever the rest lives: a batch is planned there, so that gathering one
-    on a GPU never waits for it.
+    Values are held in the smallest dtype that loses nothing (`narrow`) and handed out as int64, float32 or
+    bool (`widen`). The offsets stay on the host wherever the rest lives: a batch is planned there, so that
+    gathering one on a GPU never waits for it.
 
     Args:
         node_ptr: [G + 1] offsets of the graphs into the node fields.
@@ -122,9 +84,10 @@ class GraphStore:
     def from_pyg(cls, graphs: Iterable[Data], levels: Mapping[str, str] | None = None) -> GraphStore:
         """Packs PyG `Data` objects (a list or any dataset).
 
-        Whether a field belongs to the nodes, the edges or the graph follows from its length in all graphs and, where
-        lengths leave a choice, from its name; `levels={"y": "node"}` says it outright. `edge_label_index` and
-        `edge_label` are link fields. Values that are neither tensors nor numbers (a SMILES string, say) are left out.
+        Whether a field belongs to the nodes, the edges or the graph follows from its length in all graphs
+        and, where lengths leave a choice, from its name; `levels={"y": "node"}` says it outright.
+        `edge_label_index` and `edge_label` are link fields. Values that are neither tensors nor numbers (a
+        SMILES string, say) are left out.
         """
         return cls(**pyg.pack(graphs, levels or {}))
 
@@ -186,8 +149,10 @@ class GraphStore:
         edge: Mapping[str, Tensor] | None = None,
         graph: Mapping[str, Tensor] | None = None,
     ) -> GraphStore:
-        """The same graphs with some fields added or replaced, as [N, ...], [E, ...] (in this store's edge order) or
-        [G, ...]; the tensors that stay are shared."""
+        """The same graphs with some fields added or replaced; the tensors that stay are shared.
+
+        Edge fields [E, ...] are in this store's edge order.
+        """
         new = {"node": node or {}, "edge": edge or {}, "graph": graph or {}}
         parts = {
             level: {
@@ -201,7 +166,7 @@ class GraphStore:
         return store
 
     def save(self, folder: str | Path) -> None:
-        """Writes one .npy file a field and a manifest, all of it or nothing. An older store there is replaced."""
+        """Writes one .npy file a field and a manifest, all or nothing; an older store there is replaced."""
         files.save_store(self, Path(folder))
 
     @classmethod
@@ -218,49 +183,50 @@ class GraphStore:
         chosen = self._host(indices)
         node_ptr, nodes, _ = self._rows(self.node_ptr, chosen)
         edge_ptr, edges, _ = self._rows(self.edge_ptr, chosen)
+        graphs = torch.from_numpy(chosen).to(self.device)
         parts: dict[str, Any] = {
-            "node_ptr": node_ptr,
-            "edge_ptr": edge_ptr,
+            "node_ptr": torch.from_numpy(node_ptr),
+            "edge_ptr": torch.from_numpy(edge_ptr),
             "edge_index": self.edge_index.index_select(1, edges),
-            "node": {name: tensor.index_select(0, nodes) for name, tensor in self.node.items()},
-            "edge": {name: tensor.index_select(0, edges) for name, tensor in self.edge.items()},
-            "graph": {
-                name: tensor[torch.from_numpy(chosen).to(self.device)] for name, tensor in self.graph.items()
-            },
+            "node": {name: _take(tensor, nodes) for name, tensor in self.node.items()},
+            "edge": {name: _take(tensor, edges) for name, tensor in self.edge.items()},
+            "graph": {name: _take(tensor, graphs) for name, tensor in self.graph.items()},
             "link_ptr": None,
             "link": {},
         }
         if self.link_ptr is not None:
-            parts["link_ptr"], links, _ = self._rows(self.link_ptr, chosen)
-            parts["link"] = {name: tensor.index_select(0, links) for name, tensor in self.link.items()}
+            link_ptr, links, _ = self._rows(self.link_ptr, chosen)
+            parts["link_ptr"] = torch.from_numpy(link_ptr)
+            parts["link"] = {name: _take(tensor, links) for name, tensor in self.link.items()}
         return self._from_parts(parts)
 
     def batch(self, indices: Indices) -> GraphBatch:
-        """Gathers the graphs `indices` (any order, repeats allowed) by a number of tensor operations that does not
-        depend on how many they are."""
+        """Gathers the graphs `indices`, in any order and with repeats if so asked.
+
+        The number of tensor operations does not depend on that of the graphs, and none waits for the device.
+        """
         chosen = self._host(indices)
         graph_ids = torch.from_numpy(chosen).to(self.device, non_blocking=True)
-        host_ptr, nodes, batch = self._rows(self.node_ptr, chosen)
-        ptr = host_ptr.to(self.device, non_blocking=True)
-        _, edges, owner = self._rows(self.edge_ptr, chosen)
-        offset = ptr.index_select(0, owner)  # [E], from local ids to the batch's
+        ptr, nodes, batch = self._rows(self.node_ptr, chosen, np.arange(len(chosen)))
+        _, edges, offset = self._rows(self.edge_ptr, chosen, ptr[:-1])
         edge_index = torch.empty(2, edges.numel(), dtype=torch.int64, device=self.device)
         for end in (0, 1):
-            torch.add(_take(self.edge_index[end], edges), offset, out=edge_index[end])
+            edge_index[end].copy_(_take(self.edge_index[end], edges))
+        edge_index += offset  # from ids within each graph to ids within the batch
         fields = {name: widen(_take(tensor, nodes)) for name, tensor in self.node.items()}
         fields |= {name: widen(_take(tensor, edges)) for name, tensor in self.edge.items()}
         fields |= {name: widen(_take(tensor, graph_ids)) for name, tensor in self.graph.items()}
         if self.link_ptr is not None:
-            _, links, owner = self._rows(self.link_ptr, chosen)
+            _, links, offset = self._rows(self.link_ptr, chosen, ptr[:-1])
             fields |= {name: widen(_take(tensor, links)) for name, tensor in self.link.items()}
-            ends = fields["edge_label_index"].t() + ptr.index_select(0, owner)
+            ends = fields["edge_label_index"].t() + offset
             fields["edge_label_index"] = ends.contiguous()  # [2, L], as PyG has it
         return GraphBatch(
             edge_index=edge_index,
             batch=batch,
-            ptr=ptr,
+            ptr=torch.from_numpy(ptr).to(self.device, non_blocking=True),
             graph_ids=graph_ids,
-            max_nodes=int(np.diff(host_ptr.numpy()).max(initial=0)),
+            max_nodes=int(np.diff(ptr).max(initial=0)),
             fields=fields,
         )
 
@@ -271,21 +237,39 @@ class GraphStore:
         chosen = np.array(indices, dtype=np.int64).reshape(-1)
         wrong = (chosen < -len(self)) | (chosen >= len(self))
         if wrong.any():
-            raise IndexError(f"graph {chosen[wrong][0]} of a store of {len(self)} graphs")
+            raise IndexError(f"there is no graph {chosen[wrong][0]} in a store of {len(self)} graphs")
         chosen[chosen < 0] += len(self)
         return chosen
 
-    def _rows(self, offsets: Tensor, chosen: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the rows of the chosen graphs lie: (their new offsets, on the host; row numbers; each row's graph, as
-        a position in `chosen`)."""
+    def _rows(
+        self, offsets: Tensor, chosen: np.ndarray, value: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Tensor, Tensor]:
+        """Where the rows of the chosen graphs lie.
+
+        Returns the graphs' new offsets [B + 1] (host), the rows to take [total] (device), and for every such
+        row the `value` [B] of its graph (device).
+        """
         old = offsets.numpy()
         start = old[chosen]
-        ptr = np.zeros(len(chosen) + 1, dtype=np.int64)
-        np.cumsum(old[chosen + 1] - start, out=ptr[1:])
-        total = int(ptr[-1])
-        # One small copy carries the plan to the device; there every row finds its graph and its place.
-        plan = torch.from_numpy(np.stack([np.diff(ptr), start - ptr[:-1]])).to(self.device, non_blocking=True)
-        owner = torch.repeat_interleave(plan[0], output_size=total)  # [total]
-        rows = plan[1].index_select(0, owner)
-        rows += torch.arange(total, device=self.device)
-        return torch.from_numpy(ptr), rows, owner
+        counts = old[chosen + 1] - start
+        ptr = np.concatenate([[0], np.cumsum(counts)])
+        table = np.stack([start - ptr[:-1], start if value is None else value])
+        rows, values = _spread(table, counts, self.device)
+        rows += torch.arange(rows.numel(), device=self.device)
+        return ptr, rows, values
+
+
+def _spread(table: np.ndarray, counts: np.ndarray, device: torch.device) -> Tensor:
+    """Each column b of `table` [K, B] repeated counts[b] times: [K, counts.sum()] on `device`."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.repeat(table, counts, axis=1))  # PyTorch's is slower
+    plan = torch.from_numpy(np.vstack([table, counts])).to(device, non_blocking=True)  # one small copy
+    owner = torch.repeat_interleave(plan[-1], output_size=int(counts.sum()))
+    return plan[:-1].index_select(1, owner)
+
+
+def _take(tensor: Tensor, rows: Tensor) -> Tensor:
+    """`tensor[rows]`. PyTorch gathers from one dimension several times faster than from [M, 1]."""
+    if tensor.dim() > 1 and tensor.numel() == tensor.size(0):
+        return tensor.reshape(-1).index_select(0, rows).view(-1, *tensor.shape[1:])
+    return tensor.index_select(0, rows)
