@@ -68,7 +68,7 @@ class GraphBatch:
             return fields[name]
         if name in OPTIONAL:
             return None
-        raise AttributeError(f"the batch has no field '{name}'; it has {', '.join(self)}")
+        raise AttributeError(f"the batch has no field '{name}'; it has {', '.join(fields)}")
 
     def __contains__(self, name: object) -> bool:
         return name in self.fields

@@ -88,6 +88,10 @@ def _check_offsets(store: GraphStore) -> None:
     offsets = {"node_ptr": store.node_ptr, "edge_ptr": store.edge_ptr}
     if store.link_ptr is not None:
         offsets["link_ptr"] = store.link_ptr
+    elif store.link:
+        raise ValueError(
+            f"link fields ({', '.join(store.link)}) need link_ptr, the graphs' offsets into them"
+        )
     for name, ptr in offsets.items():
         if ptr.dim() != 1 or ptr.numel() != len(store) + 1:
             raise ValueError(
@@ -114,10 +118,6 @@ def _check_edges(store: GraphStore) -> None:
 
 def _check_links(store: GraphStore) -> None:
     if store.link_ptr is None:
-        if store.link:
-            raise ValueError(
-                f"link fields ({', '.join(store.link)}) need link_ptr, the graphs' offsets into them"
-            )
         return
     ends = store.link.get("edge_label_index")
     if ends is None or ends.dim() != 2 or ends.size(1) != 2 or ends.is_floating_point():

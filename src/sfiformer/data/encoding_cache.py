@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1  # of the encodings' definitions: a change makes older cache files unknown
 CHUNK = 64  # graphs a task
-# Below this many n³, summed over the graphs (some seconds' work), starting processes costs more than it saves.
+# Below this many n³, summed over the graphs (some seconds' work), starting processes does not pay.
 SERIAL_WORK = 4e9
 
 Graph = tuple[int, np.ndarray]  # nodes, edge_index [2, E]
@@ -74,7 +74,7 @@ def _digest(store: GraphStore, encoding: Encoding) -> str:
 
 
 def _read(path: Path | None, encoding: Encoding, store: GraphStore) -> dict[str, np.ndarray] | None:
-    """The fields in a cache file, or None where they must be computed; the archive's checksums are checked."""
+    """The fields in a cache file, or None where they must be computed. The archive checks its own sums."""
     if path is None or not path.exists():
         return None
     rows = {"node": store.num_nodes, "graph": len(store)}

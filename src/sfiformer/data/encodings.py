@@ -1,8 +1,8 @@
 """Positional and structural encodings of a graph: LapPE, ESLapPE and random-walk SE.
 
 All three are of the symmetrised, unweighted graph: directions and weights are dropped, parallel edges count
-once, self-loops not at all. Each encoding is a small callable from a graph to the fields that it adds, computed
-in float64 and kept as float32; `sfiformer.data.encoding_cache` computes them for a whole store.
+once, self-loops not at all. Each encoding is a small callable from a graph to the fields that it adds,
+computed in float64 and kept as float32; `sfiformer.data.encoding_cache` computes them for a whole store.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class ESLapPE:
 class RandomWalkSE:
     """Return probabilities of a random walk: (P^t)_ii for t = 1 … steps, with P = D^(−1) A.
 
-    Adds "rwse" [N, steps]; an isolated node has zeros. A diagonal matrix takes P to the symmetric
-    S = D^(−1/2) A D^(−1/2) = U diag(ω) Uᵀ, so (P^t)_ii = (S^t)_ii = Σ_m U_im² ω_m^t: one decomposition gives all
-    powers.
+    Adds "rwse" [N, steps]; an isolated node has zeros. P is similar, by a diagonal matrix, to the symmetric
+    S = D^(−1/2) A D^(−1/2) = U diag(ω) Uᵀ. So (P^t)_ii = (S^t)_ii = Σ_m U_im² ω_m^t, and one decomposition
+    gives all powers.
     """
 
     steps: int = 16
@@ -129,18 +129,19 @@ def smallest_eigenpairs(matrix: sparse.sparray, k: int) -> tuple[np.ndarray, np.
     """The min(k, n) smallest eigenvalues of a Laplacian, ascending, and their eigenvectors [n, min(k, n)].
 
     Each connected component is solved by itself: the eigenvalue 0, which every component repeats, then has
-    the components' own vectors, whatever the solver. The entry of largest magnitude is positive, the first such
-    where several are equal.
+    the components' own vectors, whatever the solver. The entry of largest magnitude is positive, the first
+    such where several are equal.
     """
     matrix = sparse.csr_array(matrix)
     components, member = connected_components(matrix, directed=False)
+    ends = np.cumsum(np.bincount(member))
     pairs: list[tuple[float, np.ndarray, np.ndarray]] = []  # eigenvalue, nodes, entries there
-    for component in range(components):
-        nodes = np.flatnonzero(member == component)
+    for nodes in np.split(np.argsort(member, kind="stable"), ends[:-1]):
         block = matrix if components == 1 else matrix[nodes][:, nodes]
         values, vectors = _connected_eigenpairs(block, min(k, nodes.size))
         pairs += [(value, nodes, vectors[:, i]) for i, value in enumerate(values)]
-    pairs = sorted(pairs, key=lambda pair: pair[0])[:k]  # stable: components in order of their first node
+    # Equal but for rounding, eigenvalues stand in the order of their components, on every machine.
+    pairs = sorted(pairs, key=lambda pair: round(pair[0], 9))[:k]
     values = np.array([max(value, 0.0) for value, _, _ in pairs])
     vectors = np.zeros((member.size, len(pairs)))
     for i, (_, nodes, entries) in enumerate(pairs):

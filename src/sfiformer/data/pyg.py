@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from sfiformer.data.dtypes import widen
 
 if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
     from sfiformer.data.store import GraphStore
 
 LEVELS = ("node", "edge", "graph")
@@ -77,6 +78,7 @@ def pack(graphs: Iterable[Data], levels: Mapping[str, str]) -> dict[str, Any]:
 
 def unpack(store: GraphStore) -> list[Data]:
     """The graphs of a store as PyG `Data`, one each."""
+    from torch_geometric.data import Data  # slow to import, and most of this package does without
 
     def split(fields: Mapping[str, Tensor], ptr: Tensor) -> dict[str, tuple[Tensor, ...]]:
         sizes = ptr.diff().tolist()

@@ -41,8 +41,8 @@ DrawChunk = Callable[[np.random.Generator, np.ndarray], Chunk]
 def cluster(size: str | Sizes = "full", seed: int = 0) -> dict[str, GraphStore]:
     """CLUSTER: find the six communities of a graph from one marked node of each.
 
-    Six communities, p = 0.55, q = 0.25. `x` [N, 7] is one-hot: c + 1 for the one marked node of community c, 0
-    for all others; `y` [N] is the community.
+    Six communities, p = 0.55, q = 0.25. `x` [N, 7] is one-hot: c + 1 for the one marked node of community c,
+    0 for all others; `y` [N] is the community.
 
     Args:
         size: "full", "small", or the numbers of training, validation and test graphs.
