@@ -2,9 +2,9 @@
 
     python benchmarks/data.py [--device cpu|cuda] [--out FILE]
 
-256 superpixel graphs of about 70 nodes with 8 neighbours each, in random order, the same graphs for all. Both
-loaders run in this process and take turns; the figure is the median over all batches. On a GPU, PyG's time
-includes the copy to the device, without which a model could not use its batches.
+256 superpixel graphs of about 70 nodes with 8 neighbours each, in random order, the same graphs for all. The
+loaders run in this process, on one thread, and take turns; the figure is the median over all batches. On a
+GPU, PyG's time includes the copy to the device, without which a model could not use its batches.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def report(store: GraphStore, source: str, device: torch.device, rounds: int) ->
     batches = rounds * len(store) // BATCH
     lines = [
         f"date      {datetime.now().astimezone():%Y-%m-%d %H:%M %z}",
-        f"machine   {machine}; PyTorch threads: {torch.get_num_threads()}",
+        f"machine   {machine}",
         f"versions  Python {platform.python_version()}, {versions}",
         f"graphs    {source}; {per_graph}; {store.nbytes / 2**20:.0f} MiB",
         f"batch     {BATCH} graphs; median of {batches} batches; delivered on {device.type}",
@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="passes over the graphs (default: 10)")
     parser.add_argument("--out", type=Path, help="also write the report to this file")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     store, source = real_graphs() or generated_graphs()
     text = report(store, source, torch.device(arguments.device), arguments.rounds)
     print(text)

@@ -208,16 +208,17 @@ class GraphStore:
         chosen = self._host(indices)
         graph_ids = torch.from_numpy(chosen).to(self.device, non_blocking=True)
         ptr, nodes, batch = self._rows(self.node_ptr, chosen, np.arange(len(chosen)))
-        _, edges, offset = self._rows(self.edge_ptr, chosen, ptr[:-1])
+        # Local ids become ids within the batch in int32: on a CPU, memory traffic is what a batch costs.
+        first = ptr[:-1].astype(np.int32)
+        _, edges, offset = self._rows(self.edge_ptr, chosen, first)
         edge_index = torch.empty(2, edges.numel(), dtype=torch.int64, device=self.device)
         for end in (0, 1):
-            edge_index[end].copy_(_take(self.edge_index[end], edges))
-        edge_index += offset  # from ids within each graph to ids within the batch
+            edge_index[end].copy_(_take(self.edge_index[end], edges).to(torch.int32).add_(offset))
         fields = {name: widen(_take(tensor, nodes)) for name, tensor in self.node.items()}
         fields |= {name: widen(_take(tensor, edges)) for name, tensor in self.edge.items()}
         fields |= {name: widen(_take(tensor, graph_ids)) for name, tensor in self.graph.items()}
         if self.link_ptr is not None:
-            _, links, offset = self._rows(self.link_ptr, chosen, ptr[:-1])
+            _, links, offset = self._rows(self.link_ptr, chosen, first)
             fields |= {name: widen(_take(tensor, links)) for name, tensor in self.link.items()}
             ends = fields["edge_label_index"].t() + offset
             fields["edge_label_index"] = ends.contiguous()  # [2, L], as PyG has it
@@ -253,19 +254,21 @@ class GraphStore:
         start = old[chosen]
         counts = old[chosen + 1] - start
         ptr = np.concatenate([[0], np.cumsum(counts)])
-        table = np.stack([start - ptr[:-1], start if value is None else value])
-        rows, values = _spread(table, counts, self.device)
-        rows += torch.arange(rows.numel(), device=self.device)
+        shift = start - ptr[:-1]
+        if old[-1] <= np.iinfo(np.int32).max:
+            shift = shift.astype(np.int32)
+        rows, values = _spread((shift, start if value is None else value), counts, self.device)
+        rows += torch.arange(rows.numel(), dtype=rows.dtype, device=self.device)
         return ptr, rows, values
 
 
-def _spread(table: np.ndarray, counts: np.ndarray, device: torch.device) -> Tensor:
-    """Each column b of `table` [K, B] repeated counts[b] times: [K, counts.sum()] on `device`."""
+def _spread(columns: tuple[np.ndarray, ...], counts: np.ndarray, device: torch.device) -> list[Tensor]:
+    """Each column's entry b [B] repeated counts[b] times: [counts.sum()] on `device`."""
     if device.type == "cpu":
-        return torch.from_numpy(np.repeat(table, counts, axis=1))  # PyTorch's is slower
-    plan = torch.from_numpy(np.vstack([table, counts])).to(device, non_blocking=True)  # one small copy
+        return [torch.from_numpy(np.repeat(column, counts)) for column in columns]  # PyTorch's is slower
+    plan = torch.from_numpy(np.stack([*columns, counts])).to(device, non_blocking=True)  # one small copy
     owner = torch.repeat_interleave(plan[-1], output_size=int(counts.sum()))
-    return plan[:-1].index_select(1, owner)
+    return list(plan[:-1].index_select(1, owner))
 
 
 def _take(tensor: Tensor, rows: Tensor) -> Tensor:
