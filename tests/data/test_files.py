@@ -68,6 +68,23 @@ def test_a_failed_save_leaves_nothing_behind(store, tmp_path, monkeypatch):
     assert len(GraphStore.load(tmp_path / "store")) == 3
 
 
+def test_a_failed_swap_puts_the_old_store_back(store, tmp_path, monkeypatch):
+    store.save(tmp_path / "store")
+    replace, interrupted = os.replace, []
+
+    def interrupted_once(source, target):
+        if target == tmp_path / "store" and not interrupted:
+            interrupted.append(True)
+            raise OSError("interrupted")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted_once)
+    with pytest.raises(OSError, match="interrupted"):
+        store.subset([0]).save(tmp_path / "store")
+    assert os.listdir(tmp_path) == ["store"]
+    assert len(GraphStore.load(tmp_path / "store")) == 3
+
+
 def test_half_a_store_is_refused(store, tmp_path):
     folder = tmp_path / "store"
     with pytest.raises(ValueError, match=r"it has no manifest\.json"):

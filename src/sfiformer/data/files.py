@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,15 +28,15 @@ LEVELS = ("node", "edge", "graph", "link")
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write to that takes its place at `path` when all is on the disk, or leaves nothing behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    partial = _sibling(path)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with partial.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
-        Path(partial).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 
@@ -48,19 +48,24 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     an instant none. The files in it must be synced by their writer.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    partial, old = _sibling(folder), _sibling(folder)
+    partial.mkdir()
     try:
         yield partial
         if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
             os.replace(folder, old)
-            os.replace(partial, folder)
-            shutil.rmtree(old)
-        else:
-            os.replace(partial, folder)
+        os.replace(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
+        if old.exists():
+            os.replace(old, folder)
         raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sibling(path: Path) -> Path:
+    """A hidden name beside `path` that nothing else uses (and, unlike tempfile's, of ordinary permissions)."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
 def save_store(store: GraphStore, folder: Path) -> None:
