@@ -64,7 +64,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def _sibling(path: Path) -> Path:
-    """A hidden name beside `path` that nothing else uses (and, unlike tempfile's, of ordinary permissions)."""
+    """A hidden, unused name beside `path`; unlike tempfile's, what is made there has ordinary permissions."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
