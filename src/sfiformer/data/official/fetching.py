@@ -23,9 +23,9 @@ def fetch(name: str, root: str | Path, mirror: str | Path | None = None) -> Path
     """Make sure that the raw files of dataset `name` lie under `root`, and return their folder.
 
     Files that are there already (unpacked by hand, or by PyTorch Geometric) are taken as they are. Otherwise
-    the archive comes from `mirror`, a folder or an http(s) address that holds the official archives under their
-    own names, or else from the official address. A mirror may hold a checksum beside an archive,
-    `NAME.zip.sha256`, as `sha256sum` writes it. An interrupted download is resumed where the server allows it.
+    the archive comes from `mirror`, a folder or an http(s) address that holds the official archives under
+    their own names, or else from the official address. A mirror may hold a checksum beside an archive,
+    `NAME.zip.sha256`, as `sha256sum` writes it. An interrupted download is resumed where the server can.
     Nothing but a verified, completely unpacked archive makes a raw folder.
     """
     dataset = find(name)
@@ -56,17 +56,17 @@ def _bring(dataset: Dataset, raw: Path, mirror: str | Path | None) -> None:
         archive = Path(mirror) / dataset.archive
         if not archive.is_file():
             raise FileNotFoundError(f"the mirror folder {mirror} holds no {dataset.archive}")
-        checksum = archive.with_name(archive.name + ".sha256")
-        _verify(archive, checksum.read_text() if checksum.is_file() else None)
+        beside = archive.with_name(archive.name + ".sha256")
+        _verify(archive, beside.read_text() if beside.is_file() else None)
         extract(archive, dataset, raw)
         return
 
     url = dataset.url if mirror is None else f"{str(mirror).rstrip('/')}/{dataset.archive}"
     part = raw.parent / f"{dataset.archive}.part"
     resumed = part.exists()
-    checksum_text = None if mirror is None else _read_checksum(f"{url}.sha256")
     while True:
         try:
+            checksum = None if mirror is None else _read_checksum(f"{url}.sha256")
             _download(url, part)
         except (URLError, HTTPException, ConnectionError, TimeoutError) as error:
             raise OSError(
@@ -74,7 +74,7 @@ def _bring(dataset: Dataset, raw: Path, mirror: str | Path | None) -> None:
                 f"mirror=, a folder or an address that holds {dataset.archive}"
             ) from error
         try:
-            _verify(part, checksum_text)
+            _verify(part, checksum)
             extract(part, dataset, raw)
             break
         except ValueError as error:
@@ -125,8 +125,10 @@ def _read_checksum(url: str) -> str | None:
     try:
         with closing(_open(url, {})) as response:
             return response.read(4096).decode("ascii", "replace")
-    except HTTPError:
-        return None  # the mirror gives none
+    except HTTPError as error:
+        if error.code not in (403, 404, 410):
+            raise
+        return None  # the mirror has none
 
 
 def _verify(archive: Path, checksum: str | None) -> None:

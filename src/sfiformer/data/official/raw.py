@@ -33,9 +33,11 @@ def read_raw(path: Path) -> Any:
                 f"{path} names {forbidden[1].rstrip('.')}, which no official raw file needs; it is not "
                 "loaded, since it could run code. Get the file from a source you trust"
             ) from error
+        # PyTorch's own message advises to load the file in the unsafe way.
+        reason = type(error).__name__ if "weights_only" in str(error) else f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"{path} cannot be read, it may be cut short or damaged ({type(error).__name__}: {error}); "
-            f"delete {path.parent} and fetch the dataset anew"
+            f"{path} cannot be read, it may be cut short or damaged ({reason}); delete {path.parent} and "
+            "fetch the dataset anew"
         ) from error
 
 
