@@ -36,13 +36,13 @@ def read_splits(dataset: Dataset, raw: Path) -> Iterator[tuple[str, GraphStore]]
 def layout(dataset: Dataset) -> dict[str, Shape]:
     """The fields of a raw graph, in the order in which LRGB's tuples hold them, and their shapes."""
     task = dataset.task
-    y: Shape = (
-        ("n",) if task.level == "node" else (1,) if task.kind == "classification" else (1, task.outputs)
-    )
+    target: dict[str, Shape]
     if task.level == "link":
-        target: dict[str, Shape] = {"edge_label_index": (2, "l"), "edge_label": ("l",)}
+        target = {"edge_label_index": (2, "l"), "edge_label": ("l",)}
+    elif task.level == "node":
+        target = {"y": ("n",)}
     else:
-        target = {"y": y}
+        target = {"y": (1,) if task.kind == "classification" else (1, task.outputs)}
     if len(dataset.files) == len(SPLITS):  # LRGB
         return {
             "x": ("n", dataset.node_width),
@@ -73,8 +73,7 @@ def _pack(dataset: Dataset, graphs: Any, place: str) -> GraphStore:
     x = flat["x"].to(number)  # [N, F]
     if "pos" in flat:
         x = torch.cat([x, flat["pos"].to(number)], dim=1)
-    node, graph = {"x": x}, {}
-    edge = {}
+    node, edge, graph, link = {"x": x}, {}, {}, {}
     if "edge_attr" in flat:
         edge["edge_attr"] = flat["edge_attr"].to(number).view(-1, dataset.edge_width)  # [E, D]
     if dataset.task.level == "node":
@@ -83,8 +82,7 @@ def _pack(dataset: Dataset, graphs: Any, place: str) -> GraphStore:
         graph["y"] = _classes(dataset, flat["y"], torch.arange(len(graphs) + 1), place)  # [G]
     elif dataset.task.level == "graph":
         graph["y"] = flat["y"].to(torch.float32)  # [G, T]
-    link = {}
-    if dataset.task.level == "link":
+    else:
         link = {
             "edge_label_index": flat["edge_label_index"].t(),
             "edge_label": flat["edge_label"],
