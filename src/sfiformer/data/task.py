@@ -60,3 +60,20 @@ class Task:
             value = getattr(self, name)
             if value is not None and len(value) != wanted:
                 raise ValueError(f"Task.{name} has {len(value)} entries; this {self.kind} task has {wanted}")
+
+    def describe(self) -> str:
+        """The task in a few words, such as "graph classification, 3 classes (a, b, c)"."""
+
+        def listed(names: tuple[str, ...] | None) -> str:
+            if names is None:
+                return ""
+            return f" ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})"
+
+        if self.kind == "classification":
+            return f"{self.level} classification, {self.outputs} classes{listed(self.class_names)}"
+        if self.kind == "binary":
+            return f"{self.level} binary classification{listed(self.class_names or self.target_names)}"
+        if self.kind == "ranking":
+            return f"{self.level} ranking"
+        targets = f"{self.outputs} target{'s' * (self.outputs > 1)}{listed(self.target_names)}"
+        return f"{self.level} {self.kind}, {targets}"
