@@ -10,9 +10,9 @@ def decode(task: Task, outputs: Tensor) -> dict[str, list[str] | list[float]]:
     """Columns of a prediction table, one entry a target row, from raw model outputs [rows, task.outputs].
 
     Classification: "prediction" (the class's name) and "probability:NAME" for each class. Binary:
-    "prediction" and the "probability" of the second class. Multi-label: "probability:NAME" for each target. Regression: "prediction:NAME" for
-    each target, in its own units. Ranking: "score", the logit of the link. Targets without names are
-    numbered.
+    "prediction" and the "probability" of the second class. Multi-label: "probability:NAME" for each target.
+    Regression: "prediction:NAME" for each target, in its own units. Ranking: "score", the logit of the link.
+    Classes and targets without names are numbered.
     """
     outputs = outputs.detach().to("cpu", torch.float64).reshape(-1, task.outputs)
     if task.kind == "ranking":
