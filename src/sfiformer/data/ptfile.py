@@ -38,7 +38,7 @@ def load_pt(path: Path) -> list[Data]:
         raise ValueError(f"{path} is refused: it holds {what}, and only PyG Data is read; {remedy}")
     try:
         with torch.serialization.safe_globals(_CLASSES):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, AttributeError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path} cannot be read: {reason}; {remedy}") from None
@@ -67,8 +67,11 @@ def _names(path: Path) -> set[str]:
     """Every class and function that the pickle inside a torch.save archive names; nothing is run."""
     try:
         with zipfile.ZipFile(path) as archive:
-            (member,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            code = archive.read(member)
+            # PyTorch's zip reader does not mind the case of names: any second one is refused.
+            members = [name for name in archive.namelist() if name.lower().endswith("data.pkl")]
+            if len(members) != 1:
+                raise ValueError(f"{len(members)} members called data.pkl")
+            code = archive.read(members[0])
         operations = list(pickletools.genops(code))
     except (zipfile.BadZipFile, ValueError, zipfile.LargeZipFile, EOFError) as error:
         raise ValueError(f"{path} is not a file of torch.save: {error}") from None

@@ -87,53 +87,64 @@ class Record:
             masks=_masks(given, nodes),
             id=str(given.get("id", "")),
             split=str(given["split"]) if "split" in given else None,
-            smiles=given.get("smiles"),
+            smiles=str(given["smiles"]) if "smiles" in given else None,
             unused=frozenset(given) - FIELDS,
         )
 
 
 def as_target(name: str, value: Any) -> Target:
-    """Labels from a tensor, a scalar or nested lists; None and NaN are missing."""
+    """Labels from a tensor, a scalar or nested lists; None, NaN and empty text are missing."""
     array = _array(name, value)
     if array.dtype.kind in "biu":
         return Target(array.astype(np.float64), text=False, whole=True)
     if array.dtype.kind == "f":
         target = Target(array.astype(np.float64), text=False, whole=False)
     else:
-        cells = array.astype(object)
-        present = [cell for cell in cells.flat if cell is not None]
-        if any(isinstance(cell, str) for cell in present):
-            text = np.empty(cells.shape, dtype=object)
-            for index, cell in np.ndenumerate(cells):
-                text[index] = None if cell is None or cell != cell else label_text(cell)
-            return Target(text, text=True, whole=False)
-        if not all(isinstance(cell, bool | int | float) for cell in present):
-            raise ValueError(f"{name} holds something that is neither number, text nor null")
-        values = np.array([np.nan if cell is None else cell for cell in cells.flat], dtype=np.float64)
-        whole = all(isinstance(cell, bool | int) for cell in present)
-        target = Target(values.reshape(cells.shape), text=False, whole=whole)
-    if np.isinf(target.values).any():
+        target = _objects(name, array)
+    if not target.text and np.isinf(target.values).any():
         raise ValueError(f"{name} is infinite at {_first(np.isinf(target.values))}")
     return target
+
+
+def _objects(name: str, cells: np.ndarray) -> Target:
+    """Labels among which some are missing or text."""
+    present = [cell for cell in cells.flat if cell is not None and cell != ""]
+    if not all(isinstance(cell, bool | int | float | str) for cell in present):
+        raise ValueError(f"{name} holds something that is neither number, text nor null")
+    if any(isinstance(cell, str) for cell in present):
+        text = np.empty(cells.shape, dtype=object)  # None throughout
+        for index, cell in np.ndenumerate(cells):
+            if cell is not None and cell != "" and cell == cell:
+                text[index] = label_text(cell)
+        return Target(text, text=True, whole=False)
+    numbers = [np.nan if cell is None or cell == "" else cell for cell in cells.flat]
+    try:
+        values = np.array(numbers, dtype=np.float64).reshape(cells.shape)
+    except OverflowError:
+        raise ValueError(f"{name} holds a number that is too large") from None
+    return Target(values, text=False, whole=all(isinstance(cell, bool | int) for cell in present))
 
 
 def label_text(value: Any) -> str:
     """The name of a label: 3 and 3.0 are both "3"."""
     if isinstance(value, str):
         return value
-    return str(int(value)) if value == int(value) else repr(float(value))
+    return str(int(value)) if isinstance(value, int) or value.is_integer() else repr(value)
 
 
 def _node_features(given: dict[str, Any]) -> Tensor:
+    nodes = given.get("num_nodes", 0)
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or not 0 <= nodes < 2**31:
+        raise ValueError(f"num_nodes is {nodes!r}, not a number of nodes")
     if "x" in given:
         x = _matrix("x", given["x"], "node")
-        if "num_nodes" in given and int(given["num_nodes"]) != x.shape[0]:
-            raise ValueError(f"num_nodes is {given['num_nodes']}, x has {x.shape[0]} rows")
+        if "num_nodes" in given and nodes != x.shape[0]:
+            raise ValueError(f"num_nodes is {nodes}, x has {x.shape[0]} rows")
         if x.shape[1] == 0 and x.shape[0]:
             raise ValueError("x has no columns; leave it out and give num_nodes")
     elif "num_nodes" in given:
         # No features: one category that every node has, so that a model learns one embedding.
-        x = torch.zeros(int(given["num_nodes"]), 1, dtype=torch.int64)
+        x = torch.zeros(nodes, 1, dtype=torch.int64)
     else:
         raise ValueError("no node features: give x, or num_nodes for nodes without features")
     if x.shape[0] == 0:
@@ -152,7 +163,8 @@ def _matrix(name: str, value: Any, row: str) -> Tensor:
         return torch.from_numpy(array.astype(np.int64))
     if array.dtype.kind not in "fb":
         raise ValueError(f"{name} holds a value that is not a number at {_first(_not_number(array), row)}")
-    array = array.astype(np.float32)
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, and refused as such
+        array = array.astype(np.float32)
     if not np.isfinite(array).all():
         place = ~np.isfinite(array)
         raise ValueError(f"{name} is {array[place][0]} at {_first(place, row)}")
@@ -186,7 +198,7 @@ def _masks(given: dict[str, Any], nodes: int) -> dict[str, Tensor]:
     for name in MASKS:
         if f"{name}_mask" in given:
             array = _array(f"{name}_mask", given[f"{name}_mask"])
-            if array.shape != (nodes,):
+            if array.shape != (nodes,) or array.dtype.kind not in "biu":
                 raise ValueError(
                     f"{name}_mask has shape {list(array.shape)} for {nodes} nodes; "
                     "give one truth value a node (of several splits, choose one column)"
@@ -202,11 +214,14 @@ def _masks(given: dict[str, Any], nodes: int) -> dict[str, Tensor]:
 def _array(name: str, value: Any) -> np.ndarray:
     if isinstance(value, Tensor):
         value = value.detach().cpu()
-        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        value = value.float() if value.is_floating_point() and value.dtype != torch.float64 else value
+        return value.numpy()
     try:
         array = np.asarray(value)
-        # NumPy turns [1, "a"] into text and leaves [1, None] as objects: keep what was written.
-        return np.asarray(value, dtype=object) if array.dtype.kind in "US" else array
+        # NumPy turns [1, "a"] into text and integers beyond int64 into others: keep what was written.
+        return (
+            np.asarray(value, dtype=object) if array.dtype.kind in "US" or array.dtype == np.uint64 else array
+        )
     except ValueError:
         raise ValueError(f"{name} has rows of different lengths") from None
 

@@ -19,6 +19,8 @@ from .record import Record, Rows
 
 ATOM_SIZES = (119, 5, 12, 12, 10, 6, 6, 2, 2)  # categories of each of the 9 atom features
 BOND_SIZES = (5, 6, 2)  # and of the 3 bond features
+_ELEMENT = {number: number - 1 for number in range(1, 119)}
+_CHARGE = {charge: charge + 5 for charge in range(-5, 6)}
 
 _MISSING = frozenset(["", "na", "nan", "null", "none"])
 _INTEGER = re.compile(r"[+-]?\d+")
@@ -76,10 +78,10 @@ def molecule_graph(smiles: str) -> dict[str, np.ndarray]:
     x = np.array(
         [
             (
-                atom.GetAtomicNum() - 1 if 1 <= atom.GetAtomicNum() <= 118 else 118,
+                _ELEMENT.get(atom.GetAtomicNum(), 118),
                 chirality.get(atom.GetChiralTag(), 4),
                 min(atom.GetTotalDegree(), 11),
-                atom.GetFormalCharge() + 5 if -5 <= atom.GetFormalCharge() <= 5 else 11,
+                _CHARGE.get(atom.GetFormalCharge(), 11),
                 min(atom.GetTotalNumHs(), 9),
                 min(atom.GetNumRadicalElectrons(), 5),
                 hybridization.get(atom.GetHybridization(), 5),

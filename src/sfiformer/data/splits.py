@@ -63,7 +63,10 @@ def split_by_scaffold(
     for position, record in enumerate(records):
         if record.smiles is None:
             raise ValueError(f"{record.place}: a scaffold split needs molecules, and the graph has no smiles")
-        groups[scaffold(record.smiles)].append(position)
+        try:
+            groups[scaffold(record.smiles)].append(position)
+        except ValueError as error:
+            raise ValueError(f"{record.place}: {error}") from None
     room = dict(zip(MASKS[:2], _sizes(len(records), fractions), strict=False))
     split: Split = {name: [] for name in MASKS}
     for members in sorted(groups.values(), key=lambda group: (-len(group), group[0])):
