@@ -119,8 +119,8 @@ def _root(energy: Energy, alpha: float | Tensor) -> Tensor:
             end[short] *= 2
         else:
             raise ValueError(
-                "no potential makes the flows sum to one: check that the energy's flow(mu) is finite, grows with mu and can reach 1"
-                " (capacities that sum to less than one need a finite alpha)"
+                "no potential makes the flows sum to one: check that the energy's flow(mu) is finite, grows with mu "
+                "and can reach 1 (capacities that sum to less than one need a finite alpha)"
             )
     while True:
         middle = low + (high - low) / 2
