@@ -46,9 +46,7 @@ class Block(NamedTuple):
             log_per_lam, log_eps = log_c - log_sum_u, -math.log(alpha) - log_c
         if check:
             _require_finite(log_c, log_sum_u)
-        return cls(
-            rows, spread, total_spread, total_u, log_lam.expand_as(log_eps), log_per_lam, log_eps
-        )
+        return cls(rows, spread, total_spread, total_u, log_lam.expand_as(log_eps), log_per_lam, log_eps)
 
     @property
     def log_kappa(self) -> Tensor:
@@ -56,9 +54,7 @@ class Block(NamedTuple):
 
     def take(self, index: Tensor) -> Block:
         """Some of the rows, in float64: [m, n]."""
-        return Block(
-            self.rows.take(index), *(pick_rows(x, self.rows.s.shape[:-1], index) for x in self[1:])
-        )
+        return Block(self.rows.take(index), *(pick_rows(x, self.rows.s.shape[:-1], index) for x in self[1:]))
 
 
 class Gradients(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ def chunks(ptr: Tensor, heads: int, chunk_size: int | None = None) -> Iterator[C
     chunk_size = CHUNK_SIZE if chunk_size is None else chunk_size
     offsets = ptr.tolist()
     by_size: dict[int, list[int]] = {}
-    for graph, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for graph, (start, end) in enumerate(pairwise(offsets)):
         if end > start:
             by_size.setdefault(end - start, []).append(graph)
     for size, graphs in by_size.items():

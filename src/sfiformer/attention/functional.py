@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
+from sfiformer.attention.inputs import require_shapes, require_values
 from sfiformer.attention.packed import packed_attention
 from sfiformer.flow import checks
 from sfiformer.flow.problem import Scaling, Solver, flows_from_scores
@@ -55,19 +58,18 @@ def sfi_attention(
         [nodes, heads, width of v], in the dtype of v; with ``return_flows`` a pair of it and the flows.
     """
     look = checks.wanted(check, q)
-    _require_shapes(q, k, v, q_friction, k_friction, ptr)
-    if look:
-        _require_ptr(ptr, len(q), max_nodes)
-        checks.require_all(v.isfinite(), "v", v, "finite")
+    require_shapes(q, k, v, q_friction, k_friction, ptr)
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p must be at least 0 and less than 1, got {dropout_p}")
     if scaling not in ("absolute", "potential"):
         raise ValueError(f"scaling must be 'absolute' or 'potential', got {scaling!r}")
     checks.require_alpha(alpha, look)
-    checks.require_lam(lam, look)
+    checks.require_lam(lam, check=False)
     lam = _per_graph(lam, ptr, q)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if solver != "exact" or return_flows:
+        if look:
+            require_values(v, ptr, lam, max_nodes)
         out, flows = _graph_by_graph(
             q, k, v, q_friction, k_friction, ptr, lam, alpha, scaling, scale, dropout_p, solver, look
         )
@@ -80,7 +82,20 @@ def sfi_attention(
     seed = torch.randint(1 << 62, ()) if dropout_p else torch.zeros((), dtype=torch.int64)
     potential = scaling == "potential"
     out, *_ = packed_attention(
-        q, k, v, q_friction, k_friction, ptr, lam, seed, float(alpha), potential, scale, dropout_p, look
+        q,
+        k,
+        v,
+        q_friction,
+        k_friction,
+        ptr,
+        lam,
+        seed,
+        float(alpha),
+        potential,
+        scale,
+        dropout_p,
+        max_nodes,
+        look,
     )
     return out.to(out_dtype)
 
@@ -105,7 +120,7 @@ def _graph_by_graph(
     offsets = ptr.tolist()
     work = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
-        for graph, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+        for graph, (start, end) in enumerate(pairwise(offsets)):
             qg, kg, vg, qf, kf = (
                 x[start:end].transpose(0, 1).to(work) for x in (q, k, v, q_friction, k_friction)
             )  # [heads, n, width]
@@ -119,37 +134,6 @@ def _graph_by_graph(
     return torch.cat(outs), flows
 
 
-def _require_shapes(q: Tensor, k: Tensor, v: Tensor, q_friction: Tensor, k_friction: Tensor, ptr: Tensor) -> None:
-    named = {"q": q, "k": k, "v": v, "q_friction": q_friction, "k_friction": k_friction}
-    for name, x in named.items():
-        checks.require_floating(name, x)
-        if x.dim() != 3:
-            raise ValueError(f"{name} must have the shape [nodes, heads, width], got a {checks.describe(x)}")
-        if name != "v":
-            checks.require_same_shape(name, x, "q", q)
-    if v.shape[:2] != q.shape[:2]:
-        raise ValueError(
-            f"v must have the nodes and heads of q, {list(q.shape[:2])}, got a {checks.describe(v)}"
-        )
-    if ptr.dtype != torch.int64 or ptr.dim() != 1 or len(ptr) < 1:
-        raise ValueError(f"ptr must be int64 offsets of shape [graphs + 1], got a {checks.describe(ptr)}")
-
-
-def _require_ptr(ptr: Tensor, nodes: int, max_nodes: int | None) -> None:
-    sizes = ptr.diff()
-    if int(ptr[0]) != 0:
-        raise ValueError(f"ptr must start at 0, got {int(ptr[0])}")
-    if bool((sizes < 0).any()):
-        place = int((sizes < 0).nonzero()[0])
-        raise ValueError(
-            f"ptr must not decrease, but ptr[{place}] = {int(ptr[place])} and ptr[{place + 1}] = {int(ptr[place + 1])}"
-        )
-    if int(ptr[-1]) != nodes:
-        raise ValueError(f"ptr must end at the number of nodes, {nodes}, got {int(ptr[-1])}")
-    if max_nodes is not None and len(sizes) and int(sizes.max()) > max_nodes:
-        raise ValueError(f"max_nodes must be at least the largest graph, {int(sizes.max())}, got {max_nodes}")
-
-
 def _per_graph(lam: float | Tensor, ptr: Tensor, like: Tensor) -> Tensor:
     """λ as one number for each graph, [graphs]."""
     graphs = len(ptr) - 1
@@ -160,5 +144,3 @@ def _per_graph(lam: float | Tensor, ptr: Tensor, like: Tensor) -> Tensor:
             f"lam must be a number or one value for each of the {graphs} graphs, got a {checks.describe(lam)}"
         )
     return lam.expand(graphs).to(like.device)
-
-

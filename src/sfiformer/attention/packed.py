@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sfiformer.attention.blocks import Block, flows_and_gradients
 from sfiformer.attention.chunks import Chunk, chunks
+from sfiformer.attention.inputs import require_values
 from sfiformer.flow.rows import solve
 
 
@@ -30,9 +31,12 @@ def packed_attention(
     potential: bool,
     scale: float,
     dropout_p: float,
+    max_nodes: int | None,
     check: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention [N, heads, width of v], and η and the pivot of each row, [N, heads]; λ is one number a graph."""
+    if check:
+        require_values(v, ptr, lam, max_nodes)
     work = torch.promote_types(q.dtype, torch.float32)
     out, etas, pivots = torch.zeros_like(v), q.new_zeros(q.shape[:2], dtype=work), ptr.new_zeros(q.shape[:2])
     with torch.autocast(q.device.type, enabled=False):
@@ -128,14 +132,14 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, alpha, potential, scale, dropout_p, _ = inputs
+    *tensors, alpha, potential, scale, dropout_p, _, _ = inputs
     ctx.save_for_backward(*tensors, *output[1:])
     ctx.options = (alpha, potential, scale, dropout_p)
 
 
 def _backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     *of_inputs, of_lam = packed_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
-    return *of_inputs, None, of_lam, None, None, None, None, None, None
+    return *of_inputs, None, of_lam, *[None] * 7
 
 
 packed_attention.register_autograd(_backward, setup_context=_setup_context)

@@ -56,9 +56,7 @@ def solve_flows(
         linked = resistance.masked_fill(~mask, 1.0)
         checks.require_all((linked > 0) & linked.isfinite(), "resistance", resistance, "positive and finite")
         linked = friction.masked_fill(~mask, 1.0)
-        checks.require_all(
-            (linked >= 0) & linked.isfinite(), "friction", friction, "finite and not negative"
-        )
+        checks.require_all((linked >= 0) & linked.isfinite(), "friction", friction, "finite and not negative")
     lam_row, alpha_row = _strengths(lam, alpha, resistance, look)
     if resistance.numel() == 0:
         return torch.zeros_like(resistance) * resistance

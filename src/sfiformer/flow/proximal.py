@@ -47,7 +47,9 @@ class Proximal:
         z = torch.where(mask, z, 0)
         return z / z.sum(-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
 
-    def __call__(self, resistance: Tensor, friction: Tensor, lam: Tensor, alpha: Tensor, mask: Tensor) -> Tensor:
+    def __call__(
+        self, resistance: Tensor, friction: Tensor, lam: Tensor, alpha: Tensor, mask: Tensor
+    ) -> Tensor:
         """Flows [..., n]; the last two dimensions are one matrix. Masked keys carry none."""
         matrix = (-2, -1) if resistance.dim() > 1 else (-1,)
         threshold = torch.where(mask, lam * friction, 0)
@@ -69,6 +71,8 @@ class Proximal:
             usable = (curvature > 0) & (along > 0)
             step = torch.where(usable, along / torch.where(usable, curvature, 1), step)
             z, slope = moved, new_slope
-            if self.tolerance and bool((change.norm(dim=matrix) <= self.tolerance * z.norm(dim=matrix)).all()):
+            if self.tolerance and bool(
+                (change.norm(dim=matrix) <= self.tolerance * z.norm(dim=matrix)).all()
+            ):
                 break
         return z

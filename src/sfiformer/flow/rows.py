@@ -103,7 +103,9 @@ def solve(rows: Rows, log_kappa: Tensor, log_eps: Tensor) -> tuple[Tensor, Tenso
     grown = torch.lt(rows.u, u_pivot + _rise(found), out=active).sum(-1, keepdim=True) != found.active.sum(
         -1, keepdim=True
     )
-    dry = (found.level <= 0) & (u_pivot == rows.u.amin(-1, keepdim=True))  # even the least friction is too much
+    dry = (found.level <= 0) & (
+        u_pivot == rows.u.amin(-1, keepdim=True)
+    )  # even the least friction is too much
     right = is_plain(found) & (dry | ((found.level > 0) & ~grown))
     z = found.flows.z
     if not bool(right.all()):
@@ -115,7 +117,9 @@ def solve(rows: Rows, log_kappa: Tensor, log_eps: Tensor) -> tuple[Tensor, Tenso
     return z, eta, pivot
 
 
-def support(rows: Rows, solution: tuple[Tensor, Tensor, Tensor], log_kappa: Tensor, log_eps: Tensor) -> Tensor:
+def support(
+    rows: Rows, solution: tuple[Tensor, Tensor, Tensor], log_kappa: Tensor, log_eps: Tensor
+) -> Tensor:
     """The active sets of a solution, bool [..., n]: a flow outside is a structural zero, one inside may underflow."""
     z, eta, pivot = solution
     if bool((pivot == GENTLE).all()):

@@ -1,0 +1,46 @@
+"""Dense attention on packed graphs: flows without friction, softmax(s), by PyTorch's own kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sfiformer.attention.chunks import chunks
+
+
+def dfi_attention(
+    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, *, scale: float | None = None, dropout_p: float = 0.0
+) -> Tensor:
+    """Σ_j softmax_j(q_i·k_j · scale) v_j over the nodes j of i's graph: [nodes, heads, width of v].
+
+    What `sfi_attention` tends to for λ = 0 and α = ∞, through `torch.nn.functional.scaled_dot_product_attention`, on graphs
+    of equal size at a time and so without padding.
+    """
+    outs, places = [v[:0]], []
+    for chunk in chunks(ptr, q.shape[1], chunk_size=1 << 24):
+        nodes = chunk.nodes(q.device)
+        parts = (
+            chunk.gather(x, nodes, x.dtype).view(len(chunk.graphs), -1, *_tail(chunk.size, x))
+            for x in (q, k, v)
+        )
+        queries, keys, values = parts
+        out = F.scaled_dot_product_attention(
+            queries[:, :, chunk.rows], keys, values, dropout_p=dropout_p, scale=scale
+        )
+        outs.append(out.transpose(1, 2).reshape(-1, *v.shape[1:]).to(v.dtype))
+        places.append(_rows(nodes, chunk.rows, q.device))
+    if not places:
+        return outs[0]
+    return torch.empty_like(v).index_copy(0, torch.cat(places), torch.cat(outs))
+
+
+def _tail(size: int, x: Tensor) -> tuple[int, int]:
+    return size, x.shape[2]
+
+
+def _rows(nodes: Tensor | slice, rows: slice, device: torch.device) -> Tensor:
+    """The packed places of the rows that a chunk treats."""
+    if isinstance(nodes, slice):
+        return torch.arange(nodes.start + rows.start, nodes.start + rows.stop, device=device)
+    return nodes

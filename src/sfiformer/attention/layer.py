@@ -1,0 +1,236 @@
+"""The attention layer of SFi-Former: sparse flows beside hard-wired adjacency."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sfiformer.attention.adjacency import Adjacency
+from sfiformer.attention.dense import dfi_attention
+from sfiformer.attention.functional import sfi_attention
+from sfiformer.flow.problem import Solver
+
+Friction = Literal["learned", "tied"] | Callable[[Tensor], tuple[Tensor, Tensor]]
+
+_SOFTPLUS_ONE = math.log(math.e - 1)  # softplus of this is 1
+
+
+class SFiAttention(nn.Module):
+    """Adjacency-enhanced multi-head attention (the paper's equation for it), normalised:
+
+        LayerNorm( (1 + γ)⁻¹ Σ_h [Ã + γ Z^h] X W_V^h W_O^h + b_O )
+
+    with Z^h the flows of least energy that head h finds. Every head has the full width unless ``head_width`` says otherwise.
+    By linearity the Ã term is one sparse product of width ``dim``.
+
+    Args:
+        dim: width of the node features.
+        heads: number of heads, H.
+        mode: ``"sfi"``, sparse flows, or ``"dfi"``, flows without friction under the hard constraint: softmax attention.
+        head_width: width of a head; None for ``dim``.
+        adjacency: whether Ã takes part. Without it the layer is Σ_h Z^h X W_V^h W_O^h.
+        attention: whether the flows take part. Without them the layer is Σ_h Ã X W_V^h W_O^h.
+        friction: ``"learned"``, from projections Q̃ and K̃ of its own; ``"tied"``, f ∝ exp(−s), with no parameters; or a
+            callable from x [nodes, dim] to queries and keys of friction, each [nodes, heads, head_width].
+        lam: λ*, which a learnable factor (1 to begin with) multiplies.
+        lam_scaling: ``"graph"``: λ = λ*/n with n the size of the query's graph; ``"largest"``, the paper's: λ = λ*/N* with N*
+            the largest graph of the batch in training, and the largest graph seen in training afterwards;
+            ``"potential"``: friction relative to the row's potential, with a hard constraint.
+        alpha: penalty of the constraint Σ z = 1.
+        qk_norm: divide the queries and keys of both scores by their root mean square over the head, which bounds the scores.
+        norm: whether the LayerNorm is there.
+        dropout: of the flows, in training.
+        solver: of `sfi_attention`.
+    """
+
+    largest: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        mode: Literal["sfi", "dfi"] = "sfi",
+        head_width: int | None = None,
+        adjacency: bool = True,
+        attention: bool = True,
+        friction: Friction = "learned",
+        lam: float = 1.0,
+        lam_scaling: Literal["graph", "largest", "potential"] = "graph",
+        alpha: float = 0.1,
+        qk_norm: bool = True,
+        norm: bool = True,
+        dropout: float = 0.0,
+        solver: Solver = "exact",
+    ) -> None:
+        super().__init__()
+        _require_choice("mode", mode, ("sfi", "dfi"))
+        _require_choice("lam_scaling", lam_scaling, ("graph", "largest", "potential"))
+        if not callable(friction):
+            _require_choice("friction", friction, ("learned", "tied"))
+        if not (adjacency or attention):
+            raise ValueError("adjacency and attention are both off: nothing is left of the layer")
+        if lam < 0:
+            raise ValueError(f"lam must not be negative, got {lam}")
+        self.dim, self.heads, self.head_width = dim, heads, head_width or dim
+        self.mode, self.friction, self.lam, self.lam_scaling = mode, friction, lam, lam_scaling
+        self.alpha, self.qk_norm, self.dropout, self.solver = alpha, qk_norm, dropout, solver
+        self.adjacency, self.attention = adjacency, attention
+
+        wide = heads * self.head_width
+        self.value = nn.Linear(dim, wide)
+        self.out = nn.Linear(wide, dim)
+        self.norm = nn.LayerNorm(dim) if norm else None
+        if attention:
+            self.query, self.key = nn.Linear(dim, wide), nn.Linear(dim, wide)
+            if mode == "sfi":
+                self.raw_lam_factor = nn.Parameter(torch.empty(()))
+                if friction == "learned":
+                    self.friction_query, self.friction_key = nn.Linear(dim, wide), nn.Linear(dim, wide)
+            if adjacency:
+                self.raw_gamma = nn.Parameter(torch.empty(()))
+        if lam_scaling == "largest":
+            self.register_buffer("largest", torch.zeros((), dtype=torch.int64))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for module in self.children():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+        for name in ("raw_lam_factor", "raw_gamma"):
+            if hasattr(self, name):
+                nn.init.constant_(getattr(self, name), _SOFTPLUS_ONE)
+
+    @property
+    def gamma(self) -> Tensor:
+        """γ > 0, the weight of the flows beside the adjacency."""
+        return F.softplus(self.raw_gamma)
+
+    @property
+    def lam_factor(self) -> Tensor:
+        """The learnable factor of λ*."""
+        return F.softplus(self.raw_lam_factor)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        ptr: Tensor,
+        *,
+        max_nodes: int | None = None,
+        adjacency: Adjacency | None = None,
+    ) -> Tensor:
+        """[nodes, dim] → [nodes, dim].
+
+        Args:
+            x: node features.
+            edge_index: edges [2, E], source above target, as PyG has them.
+            ptr: where each graph starts, [graphs + 1].
+            max_nodes: size of the largest graph, if known.
+            adjacency: Ã, if already made from ``edge_index``: a stack of layers needs it only once.
+        """
+        values = self.value(x)  # [nodes, heads · width]
+        weight, bias = self.out.weight, self.out.bias
+        if not self.attention:
+            out = self._along_edges(F.linear(values, weight), edge_index, adjacency) + bias
+        else:
+            flowed = self._flow(x, self._split(values), ptr, max_nodes).flatten(1)
+            if self.adjacency:
+                near = self._along_edges(F.linear(values, weight), edge_index, adjacency)
+                out = (near + self.gamma * F.linear(flowed, weight)) / (1 + self.gamma) + bias
+            else:
+                out = F.linear(flowed, weight, bias)
+        return out if self.norm is None else self.norm(out)
+
+    def flows(self, x: Tensor, ptr: Tensor) -> list[Tensor]:
+        """The flows Z of every graph, a list of [heads, n, n]: row i says where node i draws its unit from."""
+        q, k, qf, kf = self._scores(x)
+        values = self._split(self.value(x))
+        out = sfi_attention(q, k, values, qf, kf, ptr, return_flows=True, **self._strengths(ptr, x))
+        return out[1]  # type: ignore[return-value]
+
+    def _flow(self, x: Tensor, values: Tensor, ptr: Tensor, max_nodes: int | None) -> Tensor:
+        dropout_p = self.dropout if self.training else 0.0
+        q, k, q_friction, k_friction = self._scores(x)
+        if self.mode == "dfi":
+            return dfi_attention(q, k, values, ptr, dropout_p=dropout_p)
+        out = sfi_attention(
+            q,
+            k,
+            values,
+            q_friction,
+            k_friction,
+            ptr,
+            dropout_p=dropout_p,
+            max_nodes=max_nodes,
+            **self._strengths(ptr, x),
+        )
+        assert isinstance(out, Tensor)
+        return out
+
+    def _scores(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries and keys of resistance and of friction, [nodes, heads, width] each; without friction the latter are 0."""
+        q, k = self._split(self.query(x)), self._split(self.key(x))
+        if self.qk_norm:
+            q, k = _rms(q), _rms(k)
+        if self.mode == "dfi":
+            return q, k, torch.zeros_like(q), torch.zeros_like(k)
+        if self.friction == "tied":
+            return q, k, -q, k
+        if self.friction == "learned":
+            q_friction, k_friction = self._split(self.friction_query(x)), self._split(self.friction_key(x))
+        else:
+            q_friction, k_friction = self.friction(x)
+        if self.qk_norm:
+            q_friction, k_friction = _rms(q_friction), _rms(k_friction)
+        return q, k, q_friction, k_friction
+
+    def _strengths(self, ptr: Tensor, x: Tensor) -> dict:
+        """λ, α, scaling and solver of a batch."""
+        if self.mode == "dfi":
+            return {"lam": 0.0, "alpha": math.inf}
+        strength = self.lam * self.lam_factor
+        if self.lam_scaling == "potential":
+            return {"lam": strength, "scaling": "potential", "solver": self.solver}
+        sizes = ptr.diff()
+        if self.lam_scaling == "largest":
+            sizes = self._largest(sizes)
+        return {"lam": strength / sizes.clamp(min=1).to(x.dtype), "alpha": self.alpha, "solver": self.solver}
+
+    def _largest(self, sizes: Tensor) -> Tensor:
+        """N* for every graph: of the batch in training; in evaluation the largest of training, if there was any."""
+        here = torch.cat([sizes, sizes.new_zeros(1)]).amax()
+        if self.training:
+            self.largest.copy_(torch.maximum(self.largest, here))
+        return (here if self.training else torch.where(self.largest > 0, self.largest, here)).expand_as(sizes)
+
+    def _along_edges(self, y: Tensor, edge_index: Tensor, adjacency: Adjacency | None) -> Tensor:
+        return (adjacency or Adjacency.of(edge_index, len(y), y.dtype)).matmul(y)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(len(x), self.heads, self.head_width)
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.dim}, heads={self.heads}, mode={self.mode!r}"]
+        if self.head_width != self.dim:
+            parts.append(f"head_width={self.head_width}")
+        if self.mode == "sfi" and self.attention:
+            parts.append(f"lam={self.lam}, lam_scaling={self.lam_scaling!r}, alpha={self.alpha}")
+        parts += [
+            f"{name}=False" for name in ("adjacency", "attention", "qk_norm") if not getattr(self, name)
+        ]
+        return ", ".join(parts)
+
+
+def _rms(x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:]).to(x.dtype)
+
+
+def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

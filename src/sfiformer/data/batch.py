@@ -1,0 +1,105 @@
+"""A mini-batch of graphs, packed end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# As on PyG's `Data`, these read None where the dataset does not have them.
+OPTIONAL = ("x", "edge_attr", "y")
+
+
+class GraphBatch:
+    """Several graphs as one disconnected graph, under PyG's attribute names.
+
+    Node `i` of graph `g` is row `ptr[g] + i` of every node field; `edge_index` holds such batch-global ids
+    and is sorted by destination (row 1). A field is an attribute of its own name: `batch.x` [N, F],
+    `batch.edge_attr` [E, F], `batch.y`, `batch.lappe_vectors` [N, k] and so on. `x`, `edge_attr` and `y` are
+    None where absent, any other absent name is an AttributeError, as on PyG's `Data`.
+    """
+
+    edge_index: Tensor  # [2, E] int64
+    batch: Tensor  # [N] int64, the graph of each node, as a position in this batch
+    ptr: Tensor  # [num_graphs + 1] int64
+    graph_ids: Tensor  # [num_graphs] int64, each graph's index in its store
+    max_nodes: int  # nodes of the largest graph, known without asking the device
+    fields: dict[str, Tensor]
+
+    def __init__(
+        self,
+        *,
+        edge_index: Tensor,
+        batch: Tensor,
+        ptr: Tensor,
+        graph_ids: Tensor,
+        max_nodes: int,
+        fields: dict[str, Tensor],
+    ) -> None:
+        self.edge_index = edge_index
+        self.batch = batch
+        self.ptr = ptr
+        self.graph_ids = graph_ids
+        self.max_nodes = max_nodes
+        self.fields = fields
+
+    @property
+    def num_graphs(self) -> int:
+        return self.graph_ids.numel()
+
+    @property
+    def num_nodes(self) -> int:
+        return self.batch.numel()
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.size(1)
+
+    @property
+    def device(self) -> torch.device:
+        return self.edge_index.device
+
+    def __getattr__(self, name: str) -> Any:
+        # `fields` itself is missing while an instance is being unpickled.
+        fields = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        if name in OPTIONAL:
+            return None
+        raise AttributeError(f"the batch has no field '{name}'; it has {', '.join(fields)}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.fields
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the fields."""
+        return iter(self.fields)
+
+    def replace(self, **fields: Tensor) -> GraphBatch:
+        """The same graphs with some fields added or replaced; this batch is left as it is."""
+        return self._rebuild(lambda tensor: tensor, {**self.fields, **fields})
+
+    def to(self, device: str | torch.device, non_blocking: bool = False) -> GraphBatch:
+        return self._rebuild(lambda tensor: tensor.to(device, non_blocking=non_blocking), self.fields)
+
+    def pin_memory(self) -> GraphBatch:
+        return self._rebuild(Tensor.pin_memory, self.fields)
+
+    def _rebuild(self, move: Callable[[Tensor], Tensor], fields: dict[str, Tensor]) -> GraphBatch:
+        return GraphBatch(
+            edge_index=move(self.edge_index),
+            batch=move(self.batch),
+            ptr=move(self.ptr),
+            graph_ids=move(self.graph_ids),
+            max_nodes=self.max_nodes,
+            fields={name: move(tensor) for name, tensor in fields.items()},
+        )
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}={list(tensor.shape)}" for name, tensor in self.fields.items())
+        return (
+            f"GraphBatch(num_graphs={self.num_graphs}, num_nodes={self.num_nodes}, num_edges={self.num_edges}"
+            f"{', ' if shapes else ''}{shapes})"
+        )

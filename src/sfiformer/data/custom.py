@@ -1,0 +1,279 @@
+"""A user's own data: PyG `Data`, JSON lines or SMILES in, stores and a task out.
+
+    dataset = load_custom("molecules.csv", split="scaffold")
+    print(dataset.describe())
+
+`stream` reads the same sources for prediction, a few graphs at a time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from torch_geometric.data import Data
+
+from . import jsonl, ptfile, smiles
+from .dataset import Dataset
+from .infer import Classes, encode, infer_level, infer_task, label_rows, standardised
+from .pack import masked_labels, pack
+from .record import MASKS, Record, Rows
+from .schema import FeatureKind, Features, Schema, check_widths, infer_schema
+from .splits import (
+    Fractions,
+    Split,
+    node_masks,
+    split_by_column,
+    split_by_fractions,
+    split_by_scaffold,
+    split_name,
+)
+from .store import GraphStore
+from .task import Kind, Level, Task
+
+Source = str | Path | Sequence[Data]
+SplitBy = Literal["auto", "column", "masks", "random", "scaffold"]
+Bad = list[tuple[str, str]]  # (place, reason)
+
+_JSONL = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
+_CSV = (".csv", ".csv.gz")
+MOLECULES = Schema(
+    Features(9, "categories", smiles.ATOM_SIZES),
+    Features(3, "categories", smiles.BOND_SIZES),
+)
+
+
+def open_source(
+    source: Source,
+    *,
+    targets: Sequence[str] | None = None,
+    smiles_column: str | None = None,
+    split_column: str = "split",
+) -> tuple[Rows, tuple[str, ...] | None]:
+    """The rows of a source, and the names of its target columns (CSV).
+
+    A source is a list of PyG `Data`, or a file of them (.pt), of JSON lines (.jsonl, see `jsonl`), or of
+    SMILES (.csv, where `targets` are the target columns, found where None, and () reads none); .gz where the
+    text is zipped.
+    """
+    if not isinstance(source, str | Path):
+        return ptfile.rows(source, "the list", split_column), None
+    path = Path(source)
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file")
+    if path.name.endswith(_CSV):
+        columns = smiles.find_columns(path, smiles=smiles_column, targets=targets, split=split_column)
+        return smiles.rows(path, columns), columns.targets
+    if path.name.endswith(_JSONL):
+        return jsonl.rows(path, split_column), None
+    if path.suffix == ".pt":
+        return ptfile.rows(ptfile.load_pt(path), str(path), split_column), None
+    raise ValueError(f"{path}: its name must end in one of .pt, {', '.join(_JSONL + _CSV)}")
+
+
+def read_graphs(rows: Rows, *, bad: Bad | None = None, schema: Schema | None = None) -> Iterator[Record]:
+    """The graphs of the rows, checked, one at a time.
+
+    A bad row raises ValueError with its place or, when a list `bad` is given, is added to it as (place,
+    reason). All graphs must fit `schema`; without one, the widths of the graphs before.
+    """
+    node_width: int | None = None
+    edge_width: int | None = None
+    for place, build in rows:
+        try:
+            record = build()
+            record.place = place
+            if record.split is not None:
+                record.split = split_name(record.split)
+            if schema is not None:
+                schema.check(record)
+            else:
+                check_widths(record, node_width, edge_width)
+        except ValueError as error:
+            _report(bad, place, error)
+            continue
+        node_width = record.x.shape[1]
+        if record.edge_index.shape[1]:  # a graph without edges does not tell the width of edge_attr
+            edge_width = 0 if record.edge_attr is None else record.edge_attr.shape[1]
+        yield record
+
+
+def load_custom(
+    source: Source,
+    *,
+    split: SplitBy = "auto",
+    fractions: Fractions = (0.8, 0.1, 0.1),
+    seed: int = 0,
+    skip_bad: bool = False,
+    level: Level | None = None,
+    kind: Kind | None = None,
+    classes: Classes | None = None,
+    node_features: FeatureKind | None = None,
+    edge_features: FeatureKind | None = None,
+    targets: Sequence[str] | None = None,
+    smiles_column: str | None = None,
+    split_column: str = "split",
+) -> Dataset:
+    """Read a user's data whole, infer its task and features, and split it.
+
+    Args:
+        source: see `open_source`, as for `targets`, `smiles_column` and `split_column`.
+        split: by the graphs' own "column", by node "masks", at "random" by `fractions` and `seed`, or by
+            Murcko "scaffold"; "auto" takes the first of column, masks and random that the data allow. One
+            graph with labelled nodes is split at random by its nodes.
+        skip_bad: leave bad rows out and list them in `Dataset.bad`, in place of stopping at the first.
+        level, kind, classes: of the task, where `infer_task` should not find them.
+        node_features, edge_features: whether integers are "categories" or "numbers".
+
+    Raises:
+        ValueError: names the file, row or line, and what is wrong there.
+    """
+    name = str(source) if isinstance(source, str | Path) else "the list"
+    bad: Bad | None = [] if skip_bad else None
+    rows, target_names = open_source(
+        source, targets=targets, smiles_column=smiles_column, split_column=split_column
+    )
+    records = list(read_graphs(rows, bad=bad))
+    _not_empty(name, records, bad)
+    level = level or infer_level(records)
+    records = _with_labels_of_one_width(records, level, bad)
+    if (
+        target_names is not None
+        and records[0].y is not None
+        and records[0].y.values.size != len(target_names)
+    ):
+        target_names = None  # one column held a list of targets
+    task = infer_task(records, level=level, kind=kind, classes=classes, target_names=target_names)
+    records = _keep(records, lambda record: encode(record, task), bad)
+    _not_empty(name, records, bad)
+    molecules = isinstance(source, str | Path) and str(source).endswith(_CSV)
+    schema = MOLECULES if molecules else infer_schema(records, node_features, edge_features)
+
+    chosen, how = _split(records, task, split, fractions, seed)
+    if not chosen["train"]:
+        raise ValueError(f"{name}: no graph is left for training; the split is {how}")
+    by_node = how == "by node masks"
+    if task.kind == "regression":
+        tables = [
+            masked_labels(records[i], task.level, "train" if by_node else None) for i in chosen["train"]
+        ]
+        task = standardised(task, tables)
+    return Dataset(
+        name=name,
+        splits={
+            part: pack([records[i] for i in members], schema, task, mask=part if by_node else None)
+            for part, members in chosen.items()
+            if members
+        },
+        task=task,
+        schema=schema,
+        ids={part: [records[i].id or str(i) for i in members] for part, members in chosen.items() if members},
+        bad=bad or [],
+        notes=_notes(records, task, how),
+    )
+
+
+def stream(
+    source: Source,
+    schema: Schema,
+    *,
+    task: Task | None = None,
+    chunk: int = 256,
+    bad: Bad | None = None,
+    targets: Sequence[str] | None = None,
+    smiles_column: str | None = None,
+) -> Iterator[tuple[list[str], GraphStore]]:
+    """Chunks of a source for prediction: the graphs' ids and their store, `chunk` graphs in memory at a time.
+
+    Graphs must fit the `schema` that the model was trained on. Labels are not needed; with `task` they are
+    read and encoded as in training. `bad` collects bad rows, as for `read_graphs`.
+    """
+    if task is None:
+        targets = ()
+    rows, _ = open_source(source, targets=targets, smiles_column=smiles_column)
+    graphs = enumerate(_encodable(read_graphs(rows, bad=bad, schema=schema), task, bad))
+    while members := list(islice(graphs, chunk)):
+        ids = [record.id or str(number) for number, record in members]
+        yield ids, pack([record for _, record in members], schema, task)
+
+
+def _split(
+    records: list[Record], task: Task, by: SplitBy, fractions: Fractions, seed: int
+) -> tuple[Split, str]:
+    """Positions of each split's graphs, and how they were found, in words."""
+    if by == "auto":
+        has_column = any(record.split is not None for record in records)
+        has_masks = task.level == "node" and any(record.masks for record in records)
+        by = "column" if has_column else "masks" if has_masks else "random"
+    if by == "column":
+        return split_by_column(records), "as each graph says"
+    words = "/".join(f"{fraction:g}" for fraction in fractions)
+    if by == "scaffold":
+        return split_by_scaffold(records, smiles.scaffold, fractions), f"by Murcko scaffold, {words}"
+    if by == "random" and (len(records) > 1 or task.level != "node"):
+        return split_by_fractions(len(records), fractions, seed), f"at random, {words}, seed {seed}"
+    if by == "random":
+        records[0] = replace(records[0], masks=node_masks(records[0].num_nodes, fractions, seed))
+    if task.level != "node":
+        raise ValueError(f"node masks split the labels of nodes, and these are of {task.level}s")
+    masked = {
+        part: [i for i, record in enumerate(records) if part in record.masks and record.masks[part].any()]
+        for part in MASKS
+    }
+    return masked, "by node masks"
+
+
+def _with_labels_of_one_width(records: list[Record], level: Level, bad: Bad | None) -> list[Record]:
+    width: int | None = None
+
+    def check(record: Record) -> None:
+        nonlocal width
+        table = label_rows(record, level)
+        if table is not None:
+            if width not in (None, table.shape[1]):
+                raise ValueError(f"{table.shape[1]} targets where the graphs before have {width}")
+            width = table.shape[1]
+
+    return _keep(records, check, bad)
+
+
+def _encodable(records: Iterator[Record], task: Task | None, bad: Bad | None) -> Iterator[Record]:
+    for record in records:
+        if task is None or _keep([record], lambda graph: encode(graph, task), bad):
+            yield record
+
+
+def _keep(records: list[Record], check: Callable[[Record], object], bad: Bad | None) -> list[Record]:
+    """The records that pass the check; the others are reported or raised."""
+    kept = []
+    for record in records:
+        try:
+            check(record)
+        except ValueError as error:
+            _report(bad, record.place, error)
+        else:
+            kept.append(record)
+    return kept
+
+
+def _report(bad: Bad | None, place: str, error: ValueError) -> None:
+    if bad is None:
+        raise ValueError(f"{place}: {error}") from None
+    bad.append((place, str(error)))
+
+
+def _not_empty(name: str, records: list[Record], bad: Bad | None) -> None:
+    if not records:
+        first = f": all {len(bad)} rows are bad, the first {bad[0][0]}: {bad[0][1]}" if bad else ""
+        raise ValueError(f"{name} holds no graphs{first}")
+
+
+def _notes(records: list[Record], task: Task, how: str) -> tuple[str, ...]:
+    notes = [f"split: {how}"]
+    if task.target_mean is not None:
+        notes.append("targets are standardised with the training split's mean and standard deviation")
+    unused = sorted(frozenset[str]().union(*(record.unused for record in records)))
+    if unused:
+        notes.append(f"not used: {', '.join(unused)}")
+    return tuple(notes)

@@ -1,0 +1,39 @@
+"""A dataset ready for training: its splits, its task, and what its graphs look like."""
+
+from dataclasses import dataclass, field
+
+from .schema import Schema
+from .store import GraphStore
+from .task import Task
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The stores of "train", "val" and "test" with the task they pose.
+
+    A split may be absent (a fraction of 0). Labels that are missing, or that belong to another split by a
+    node mask, are -1 (integers) or NaN in "y" (graphs, nodes) and "edge_label" (links).
+    """
+
+    name: str
+    splits: dict[str, GraphStore]
+    task: Task
+    schema: Schema
+    ids: dict[str, list[str]] = field(default_factory=dict)  # the name of each graph, split by split
+    bad: list[tuple[str, str]] = field(default_factory=list)  # rows that were skipped: (place, reason)
+    notes: tuple[str, ...] = ()  # what was inferred or left out, a line each
+
+    def describe(self) -> str:
+        """What was read and inferred, in a few lines."""
+        sizes = ", ".join(f"{name} {len(store)}" for name, store in self.splits.items())
+        edge = self.schema.edge.describe() if self.schema.edge else "none"
+        lines = [
+            f"{self.name}: {sizes} graphs",
+            f"task: {self.task.describe()}",
+            f"node features: {self.schema.node.describe()}; edge features: {edge}",
+            *self.notes,
+        ]
+        if self.bad:
+            place, reason = self.bad[0]
+            lines.append(f"skipped: {len(self.bad)} bad, the first {place}: {reason}")
+        return "\n".join(lines)

@@ -1,0 +1,186 @@
+"""The task that a user's labels pose, and labels as the tensors that losses and metrics take."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .record import Record, label_text
+from .task import Kind, Level, Task
+
+FEW_CLASSES = 10  # so many integer labels are classes however few the rows; more need five rows a class
+Classes = int | Sequence[str]
+
+
+def infer_level(records: Sequence[Record]) -> Level:
+    """Whether the labels are of graphs, nodes or links."""
+    if any(record.links is not None for record in records):
+        return "link"
+    if any(record.masks for record in records):
+        return "node"
+    labelled = [record for record in records if record.y is not None and record.y.values.ndim]
+    shapes = [record.y.values.shape for record in labelled if record.y is not None]
+    of_nodes = all(shape[0] == record.num_nodes for shape, record in zip(shapes, labelled, strict=True))
+    # Of a graph: [1], [1, T], or a bare list of T targets that is as long in every graph.
+    bare = all(len(shape) == 1 for shape in shapes) and len(set(shapes)) == 1
+    of_graph = bare or all(shape[0] == 1 for shape in shapes)
+    if not labelled or (of_graph and not of_nodes):
+        return "graph"
+    if of_nodes and (not of_graph or (len(records) == 1 and records[0].num_nodes > 1)):
+        return "node"
+    if of_nodes:
+        raise ValueError(
+            "y is as long as the graph has nodes, but so in graphs that are all of one size: "
+            "say level='node' (one label a node) or level='graph' (several targets a graph)"
+        )
+    shape, odd = next((s, r) for s, r in zip(shapes, labelled, strict=True) if s[0] != r.num_nodes)
+    raise ValueError(
+        f"{odd.place}: y has shape {list(shape)} in a graph of {odd.num_nodes} nodes, "
+        "neither one label a node nor as many targets as the other graphs; correct it, or say level"
+    )
+
+
+def label_rows(record: Record, level: Level) -> np.ndarray | None:
+    """The labels as given, [rows, T]: for the graph one row, else one a node or link; None where absent."""
+    if record.y is None:
+        return None
+    values = record.y.values
+    if level == "graph":
+        return values.reshape(1, -1)
+    rows = row_count(record, level)
+    if values.ndim == 0 or values.shape[0] != rows:
+        found = values.shape[0] if values.ndim else 1
+        raise ValueError(
+            f"{found} labels for {rows} {level}s: one a {level} is needed, null where it is missing"
+        )
+    return values.reshape(rows, -1) if rows else None
+
+
+def row_count(record: Record, level: Level) -> int:
+    """Target rows of a graph."""
+    if level == "link":
+        return 0 if record.links is None else len(record.links)
+    return record.num_nodes if level == "node" else 1
+
+
+def infer_task(
+    records: Sequence[Record],
+    *,
+    level: Level | None = None,
+    kind: Kind | None = None,
+    classes: Classes | None = None,
+    target_names: Sequence[str] | None = None,
+) -> Task:
+    """The task that the labels of all splits pose; what is given is kept, the rest inferred.
+
+    One column: text is classes; zeros and ones are binary, as are two classes; integers are classes when
+    they are few (10 at most, or five rows a class); all else is regression. Several columns: multi-label
+    when all are zeros and ones, else regression. Links without labels are true links, to be ranked above all
+    other pairs. `classes` is the number of classes (integer labels 0, 1, …) or their names in order.
+    """
+    level = level or infer_level(records)
+    tables = [table for record in records if (table := label_rows(record, level)) is not None]
+    text = any(record.y.text for record in records if record.y is not None)
+    whole = all(record.y.whole for record in records if record.y is not None)
+    if kind == "ranking" or (kind is None and level == "link" and not tables):
+        return Task(level, "ranking", 1)
+    if not tables:
+        raise ValueError("no graph has a label (y), so there is nothing to train on")
+    width = tables[0].shape[1]
+    cells = np.concatenate([table.ravel() for table in tables])
+    if text:
+        distinct = sorted({label_text(cell) for cell in cells if cell is not None and cell == cell})
+    else:
+        distinct = np.unique(cells[~np.isnan(cells)]).tolist()
+    if not distinct:
+        raise ValueError("every label (y) is missing, so there is nothing to train on")
+
+    truth = not text and set(distinct) <= {0.0, 1.0}
+    few = whole and len(distinct) <= max(FEW_CLASSES, len(cells) // 5)
+    names = _class_names(classes if classes is not None else 2 if truth else distinct)
+    if kind is None and width > 1:
+        kind = "multilabel" if truth else "regression"
+    elif kind is None:
+        discrete = text or truth or few or classes is not None
+        kind = "regression" if not discrete else "binary" if len(names) == 2 else "classification"
+
+    if kind in ("classification", "binary"):
+        if width > 1:
+            raise ValueError(
+                f"{kind} takes one label a row, here are {width}: say kind='multilabel' or 'regression'"
+            )
+        if kind == "binary" and len(names) != 2:
+            raise ValueError(
+                f"binary needs two classes, the labels have {len(names)}: say kind='classification'"
+            )
+        plain = names == _class_names(len(names))
+        return Task(level, kind, 1 if kind == "binary" else len(names), class_names=None if plain else names)
+    if text:
+        raise ValueError(f"{kind} needs numbers, and there is the label {distinct[0]!r}")
+    return Task(level, kind, width, target_names=tuple(target_names) if target_names else None)
+
+
+def encode(record: Record, task: Task) -> Tensor:
+    """The labels of one graph for losses and metrics, one row for the graph, a node or a link.
+
+    Classification and binary: int64 [rows], -1 where missing. Multi-label and regression: float32 [rows, T],
+    NaN where missing, a regression standardised with the task's mean and standard deviation.
+    """
+    rows = row_count(record, task.level)
+    table = label_rows(record, task.level)
+    single = task.kind in ("classification", "binary", "ranking")
+    if table is None:
+        if task.kind == "ranking":
+            return torch.ones(rows, dtype=torch.int64)  # links listed without labels are true
+        return torch.full((rows,), -1) if single else torch.full((rows, task.outputs), float("nan"))
+    wanted = 1 if single else task.outputs
+    if table.shape[1] != wanted:
+        raise ValueError(f"{table.shape[1]} targets where {wanted} are expected")
+    if single:
+        return torch.from_numpy(_class_numbers(table[:, 0], task))
+    if table.dtype == object:
+        raise ValueError(f"text labels, such as {table.ravel()[0]!r}, where numbers are expected")
+    if task.kind == "multilabel":
+        wrong = ~np.isnan(table) & (table != 0) & (table != 1)
+        if wrong.any():
+            row, column = np.argwhere(wrong)[0]
+            raise ValueError(
+                f"label {table[row, column]:g} in row {row}, target {column}, is neither 0 nor 1"
+            )
+    if task.target_mean is not None:
+        table = (table - np.array(task.target_mean)) / np.array(task.target_std)
+    return torch.from_numpy(table.astype(np.float32))
+
+
+def standardised(task: Task, tables: Sequence[np.ndarray | None]) -> Task:
+    """A regression task with the mean and standard deviation of the training labels, tables [rows, T]."""
+    values = np.concatenate([np.full((1, task.outputs), np.nan), *(t for t in tables if t is not None)])
+    empty = np.isnan(values).all(0)
+    if empty.any():
+        raise ValueError(f"target {int(empty.argmax())} has no label in the training split")
+    mean, std = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
+    std = np.where(std > 1e-12 * np.abs(mean), std, 1.0)  # a constant target keeps its scale
+    return replace(task, target_mean=tuple(mean.tolist()), target_std=tuple(std.tolist()))
+
+
+def _class_names(classes: int | Sequence[object]) -> tuple[str, ...]:
+    return tuple(label_text(name) for name in (range(classes) if isinstance(classes, int) else classes))
+
+
+def _class_numbers(labels: np.ndarray, task: Task) -> np.ndarray:
+    names = task.class_names or _class_names(2 if task.outputs == 1 else task.outputs)
+    numbers = {name: number for number, name in enumerate(names)}
+    found = np.full(len(labels), -1, dtype=np.int64)
+    for row, label in enumerate(labels.tolist()):
+        if label is not None and label == label:
+            number = numbers.get(label_text(label))
+            if number is None:
+                shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+                place = "" if task.level == "graph" else f" of {task.level} {row}"
+                raise ValueError(
+                    f"label {label_text(label)!r}{place} is not among the {len(names)} classes ({shown})"
+                )
+            found[row] = number
+    return found

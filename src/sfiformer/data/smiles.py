@@ -1,0 +1,237 @@
+"""Molecules from SMILES, with the Open Graph Benchmark's atom and bond features, and CSV files of them."""
+
+import csv
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .jsonl import open_bytes
+from .record import Record, Rows
+
+ATOM_SIZES = (119, 5, 12, 12, 10, 6, 6, 2, 2)  # categories of each of the 9 atom features
+BOND_SIZES = (5, 6, 2)  # and of the 3 bond features
+_ELEMENT = {number: number - 1 for number in range(1, 119)}
+_CHARGE = {charge: charge + 5 for charge in range(-5, 6)}
+
+_MISSING = frozenset(["", "na", "nan", "null", "none"])
+_INTEGER = re.compile(r"[+-]?\d+")
+_LABEL_NAMES = ("y", "label", "labels", "target", "targets", "class")
+_ID_NAMES = ("id", "identifier", "name", "mol_id", "molecule_id", "index", "row", "")
+
+
+@cache
+def _rdkit() -> tuple[Any, dict, dict, dict, dict]:
+    """RDKit's Chem and the four tables from its enumerations to category numbers."""
+    try:
+        from rdkit import Chem
+    except ImportError:
+        raise ImportError("reading SMILES needs RDKit: pip install 'sfiformer[chem]'") from None
+
+    def table(enumeration: Any, names: str) -> dict:
+        return {getattr(enumeration, name): number for number, name in enumerate(names.split())}
+
+    chirality = table(Chem.ChiralType, "CHI_UNSPECIFIED CHI_TETRAHEDRAL_CW CHI_TETRAHEDRAL_CCW CHI_OTHER")
+    hybridization = table(Chem.HybridizationType, "SP SP2 SP3 SP3D SP3D2")
+    bond = table(Chem.BondType, "SINGLE DOUBLE TRIPLE AROMATIC")
+    stereo = table(Chem.BondStereo, "STEREONONE STEREOZ STEREOE STEREOCIS STEREOTRANS STEREOANY")
+    return Chem, chirality, hybridization, bond, stereo
+
+
+def parse_smiles(smiles: str) -> Any:
+    """RDKit's molecule of a SMILES string.
+
+    Raises:
+        ValueError: where RDKit cannot read it, or it has no atoms.
+    """
+    chem = _rdkit()[0]
+    from rdkit.rdBase import BlockLogs
+
+    with BlockLogs():  # what RDKit cannot read is reported with its row instead
+        molecule = chem.MolFromSmiles(smiles)
+    shown = smiles if len(smiles) <= 60 else smiles[:57] + "..."
+    if molecule is None:
+        raise ValueError(f"RDKit cannot read the SMILES {shown!r}")
+    if molecule.GetNumAtoms() == 0:
+        raise ValueError(f"the SMILES {shown!r} has no atoms")
+    return molecule
+
+
+def molecule_graph(smiles: str) -> dict[str, np.ndarray]:
+    """x [atoms, 9], edge_index [2, 2·bonds], edge_attr [2·bonds, 3], all int64; each bond in both directions.
+
+    Atoms: atomic number - 1, chirality, degree, formal charge + 5, hydrogens, radical electrons,
+    hybridization, aromatic, in a ring. Bonds: type, stereo, conjugated. The last category of a list stands
+    for all other values.
+    """
+    _, chirality, hybridization, bond_type, stereo = _rdkit()
+    molecule = parse_smiles(smiles)
+
+    x = np.array(
+        [
+            (
+                _ELEMENT.get(atom.GetAtomicNum(), 118),
+                chirality.get(atom.GetChiralTag(), 4),
+                min(atom.GetTotalDegree(), 11),
+                _CHARGE.get(atom.GetFormalCharge(), 11),
+                min(atom.GetTotalNumHs(), 9),
+                min(atom.GetNumRadicalElectrons(), 5),
+                hybridization.get(atom.GetHybridization(), 5),
+                atom.GetIsAromatic(),
+                atom.IsInRing(),
+            )
+            for atom in molecule.GetAtoms()
+        ],
+        dtype=np.int64,
+    )
+    bonds = [
+        (
+            bond.GetBeginAtomIdx(),
+            bond.GetEndAtomIdx(),
+            bond_type.get(bond.GetBondType(), 4),
+            stereo.get(bond.GetStereo(), 5),
+            bond.GetIsConjugated(),
+        )
+        for bond in molecule.GetBonds()
+    ]
+    table = np.array(bonds, dtype=np.int64).reshape(-1, 5)
+    both = np.stack([table[:, :2], table[:, 1::-1]], axis=1).reshape(-1, 2)  # i→j, then j→i, bond by bond
+    return {"x": x, "edge_index": both.T.copy(), "edge_attr": np.repeat(table[:, 2:], 2, axis=0)}
+
+
+def scaffold(smiles: str) -> str:
+    """The Murcko scaffold (rings and their linkers), without chirality; "" for a molecule without rings."""
+    molecule = parse_smiles(smiles)
+    from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
+
+    return MurckoScaffoldSmiles(mol=molecule, includeChirality=False)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a CSV file mean what."""
+
+    smiles: str
+    targets: tuple[str, ...] = ()
+    split: str | None = None
+    id: str | None = None
+
+
+def find_columns(
+    path: Path,
+    *,
+    smiles: str | None = None,
+    targets: Sequence[str] | None = None,
+    split: str = "split",
+) -> Columns:
+    """Read the header and, to find unnamed targets, the rows.
+
+    Targets that are not given: a column called y, label(s), target(s) or class; else all further columns
+    whose every entry is a number or missing; else a single further column of text. An unnamed column and
+    ones called id, identifier, index or name are not targets.
+    """
+    header = next(_csv(path))
+    by_lower = {name.strip().lower(): name for name in header}
+    if smiles is None:
+        found = [name for name in header if "smiles" in name.lower()]
+        if "smiles" not in by_lower and len(found) != 1:
+            raise ValueError(f"{path}: no column 'smiles' among {', '.join(header)}; name it (smiles_column)")
+        smiles = by_lower.get("smiles") or found[0]
+    wanted = [smiles, *(targets or ()), *([split] if split != "split" else [])]
+    unknown = [name for name in wanted if name not in header]
+    if unknown:
+        raise ValueError(f"{path}: no column {unknown[0]!r}; the columns are {', '.join(header)}")
+    identifier = next((by_lower[name] for name in _ID_NAMES if name in by_lower), None)
+    columns = Columns(smiles, tuple(targets or ()), split if split in header else None, identifier)
+    if targets is None:
+        columns = Columns(columns.smiles, _guess_targets(path, header, columns), columns.split, columns.id)
+    return columns
+
+
+def rows(path: Path, columns: Columns) -> Rows:
+    """The rows of the file, one in memory at a time; a row is counted from 1 after the header."""
+    cells = _csv(path)
+    header = next(cells)
+    for number, row in enumerate(cells, start=1):
+        if row:
+            yield f"{path}, row {number}", partial(_parse, header, row, columns)
+
+
+def _parse(header: list[str], row: list[str], columns: Columns) -> Record:
+    if len(row) != len(header):
+        raise ValueError(f"{len(row)} cells under {len(header)} columns")
+    cells = dict(zip(header, row, strict=True))
+    smiles = cells[columns.smiles].strip()
+    fields: dict[str, Any] = {**molecule_graph(smiles), "smiles": smiles}
+    if columns.targets:
+        values = [parse_cell(cells[name]) for name in columns.targets]
+        # One column may hold all targets of the molecule as a list.
+        fields["y"] = values[0] if len(values) == 1 else values
+    if columns.split is not None:
+        fields["split"] = cells[columns.split].strip() or None
+    if columns.id is not None:
+        fields["id"] = cells[columns.id].strip() or None
+    return Record.from_fields(fields)
+
+
+def parse_cell(text: str) -> Any:
+    """A number, a list, text, or None where nothing is written (also NA, NaN, null)."""
+    text = text.strip()
+    if text.lower() in _MISSING:
+        return None
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if text.startswith("["):
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"the list {text[:40]!r} is not valid: {error}") from None
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _guess_targets(path: Path, header: list[str], columns: Columns) -> tuple[str, ...]:
+    taken = {columns.smiles, columns.split}
+    free = [name for name in header if name not in taken and name.strip().lower() not in _ID_NAMES]
+    named = [name for name in free if name.strip().lower() in _LABEL_NAMES]
+    if named:
+        return tuple(named[:1])
+    numeric, present = set(free), set()
+    cells = _csv(path)
+    next(cells)
+    for row in cells:
+        for name, text in zip(header, row, strict=False):
+            text = text.strip()
+            if name in numeric and text.lower() not in _MISSING:
+                present.add(name)
+                try:
+                    float(text)
+                except ValueError:
+                    numeric.discard(name)
+    found = tuple(name for name in free if name in numeric & present)
+    return found or (tuple(free) if len(free) == 1 else ())
+
+
+def _csv(path: Path) -> Iterator[list[str]]:
+    with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", errors="replace", newline="") as file:
+        cells = csv.reader(file)
+        try:
+            first = next(cells, None)
+            if not first:
+                raise ValueError(f"{path} is empty: its first line must name the columns")
+            yield first
+            yield from cells
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {cells.line_num}: not valid CSV: {error}") from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path} is not a whole gzip file: {error}") from None

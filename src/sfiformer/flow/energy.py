@@ -1,0 +1,144 @@
+"""Attention from any separable convex energy.
+
+The paper sees attention as the flows of least energy, min_z Σ_j φ_j(z_j) with Σ_j z_j = 1. All that a solver needs of an
+energy is its *inverse marginal cost*: the flow z_j(μ) at which φ_j′(z_j) = μ, non-decreasing in the potential μ. Then μ is
+the root of
+
+    G(μ) = Σ_j z_j(μ) + μ/α − 1 ,
+
+and by the implicit function theorem the root moves with any parameter θ as ∂μ/∂θ = −(∂G/∂θ) / (∂G/∂μ). One
+root-finder serves every energy; the gradient is exact however many steps it took.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfiformer.flow import checks
+
+
+class Energy(ABC):
+    """A separable convex energy Σ_j φ_j(z_j) over n links, for any number of rows."""
+
+    @abstractmethod
+    def flow(self, mu: Tensor) -> Tensor:
+        """Inverse marginal cost: [..., 1] potentials → [..., n] flows, non-decreasing in μ, differentiable in parameters."""
+
+    def solve(self, alpha: float | Tensor = math.inf) -> Tensor:
+        """The flows of least energy, [..., n]: with Σ z = 1, or for a finite ``alpha`` with (α/2)(Σ z − 1)² added."""
+        return solve_energy(self, alpha)
+
+
+@dataclass
+class Quadratic(Energy):
+    """½ Σ r_j z_j²: z_j ∝ 1/r_j. With r = softmax(−s) this is standard attention, softmax(s)."""
+
+    resistance: Tensor
+
+    def flow(self, mu: Tensor) -> Tensor:
+        return mu / self.resistance
+
+
+@dataclass
+class QuadraticL1(Energy):
+    """½ Σ r_j z_j² + λ Σ f_j |z_j|: SFi-attention, by the general method. `solve_flows` is faster and exact to the last bit."""
+
+    resistance: Tensor
+    friction: Tensor
+    lam: float | Tensor = 1.0
+
+    def flow(self, mu: Tensor) -> Tensor:
+        return (mu - self.lam * self.friction).relu() / self.resistance
+
+
+@dataclass
+class Capacitated(Energy):
+    """½ Σ r_j z_j² with 0 ≤ z_j ≤ c_j: no single key may take more than its capacity, so attention stays spread."""
+
+    resistance: Tensor
+    capacity: float | Tensor
+
+    def flow(self, mu: Tensor) -> Tensor:
+        free = (mu / self.resistance).relu()
+        return torch.minimum(free, torch.as_tensor(self.capacity, dtype=free.dtype, device=free.device))
+
+
+@dataclass
+class Tsallis(Energy):
+    """Σ_j (z_j^a − z_j) / (a(a − 1)) − s_j z_j for a > 1: z_j = ((a − 1)(μ + s_j) )₊^{1/(a−1)}, the family of entmax.
+
+    a = 2 is sparsemax and a = 1.5 is 1.5-entmax of the scores s.
+    """
+
+    scores: Tensor
+    order: float = 1.5
+
+    def flow(self, mu: Tensor) -> Tensor:
+        base = ((self.order - 1) * (mu + self.scores)).relu()
+        return base if self.order == 2 else base ** (1 / (self.order - 1))
+
+
+def solve_energy(energy: Energy, alpha: float | Tensor = math.inf) -> Tensor:
+    """The flows [..., n] of least energy, with gradients for all parameters of the energy and a tensor ``alpha``."""
+    checks.require_alpha(alpha, check=not isinstance(alpha, Tensor) or alpha.device.type == "cpu")
+    with torch.no_grad():
+        mu = _root(energy, alpha)
+    with torch.enable_grad():
+        probe = mu.detach().requires_grad_()
+        slope = torch.autograd.grad(_excess(energy, probe, alpha).sum(), probe)[0]
+    # One Newton step at the root: its value stays, its derivative is that of the implicit function.
+    excess = _excess(energy, mu, alpha)
+    moved = mu - torch.where(slope > 0, excess / slope.clamp(min=torch.finfo(slope.dtype).tiny), 0)
+    return energy.flow(moved)
+
+
+def _excess(energy: Energy, mu: Tensor, alpha: float | Tensor) -> Tensor:
+    """G(μ), [..., 1]."""
+    alpha = alpha.unsqueeze(-1) if isinstance(alpha, Tensor) and alpha.dim() else alpha
+    return energy.flow(mu).sum(-1, keepdim=True) + mu / alpha - 1
+
+
+def _root(energy: Energy, alpha: float | Tensor) -> Tensor:
+    """μ with G(μ) = 0: a bracket by doubling, then halving until no number lies between its ends."""
+    like = energy.flow(torch.zeros(1, **_placement(energy)))
+    if like.shape[-1] == 0:
+        raise ValueError("energy.flow(mu) must return [..., n] flows with n > 0, got n = 0")
+    low = torch.full_like(like[..., :1], -1.0)
+    high = -low
+    for sign, end in ((-1, low), (1, high)):
+        for _ in range(_exponents(like.dtype)):
+            short = sign * _excess(energy, end, alpha) < 0
+            if not bool(short.any()):
+                break
+            end[short] *= 2
+        else:
+            raise ValueError(
+                "no potential makes the flows sum to one: check that the energy's flow(mu) is finite, grows with mu "
+                "and can reach 1 (capacities that sum to less than one need a finite alpha)"
+            )
+    while True:
+        middle = low + (high - low) / 2
+        if not bool(((middle > low) & (middle < high)).any()):
+            return high
+        over = _excess(energy, middle, alpha) >= 0
+        high = torch.where(over, middle, high)
+        low = torch.where(over, low, middle)
+
+
+def _exponents(dtype: torch.dtype) -> int:
+    """How often 1 can be doubled."""
+    return int(math.log2(torch.finfo(dtype).max))
+
+
+def _placement(energy: Energy) -> dict[str, Any]:
+    """Device and dtype of the energy's first floating-point tensor."""
+    for value in vars(energy).values():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return {"device": value.device, "dtype": value.dtype}
+    return {"dtype": torch.get_default_dtype()}

@@ -1,0 +1,155 @@
+"""Metrics over target rows, some of which may have no label; exact over batches and over ranks.
+
+Each is a torchmetrics `Metric` with a `name` and `higher_is_better`: `update(outputs, target)` takes a
+model's raw outputs, `compute()` gives the value as a float, `reset()` starts anew.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
+from torchmetrics.functional.classification import binary_auroc, binary_average_precision
+from torchmetrics.wrappers.abstract import WrapperMetric
+
+from .losses import present_labels
+
+NAN = float("nan")
+
+
+class ClassMetric(WrapperMetric):
+    """A metric of predicted classes, from logits [R, C], or [R] or [R, 1] for two classes.
+
+    A score that has one value a class is averaged over the classes in `over` (None: all) for which it is
+    defined.
+    """
+
+    higher_is_better = True
+
+    def __init__(self, name: str, score: Metric, over: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self.score = score
+        self.over = None if over is None else list(over)
+
+    def update(self, outputs: Tensor, target: Tensor) -> None:
+        one_logit = outputs.ndim == 1 or outputs.shape[-1] == 1
+        predicted = (outputs.reshape(-1) > 0).long() if one_logit else outputs.argmax(-1)
+        target = target.reshape(-1)
+        self.score.update(predicted, torch.where(present_labels(target), target, -1).long())
+
+    def compute(self) -> float:
+        values = self.score.compute().reshape(-1)
+        return float(values[self.over].nanmean() if self.over is not None else values.nanmean())
+
+    def reset(self) -> None:
+        super().reset()
+        self.score.reset()
+
+
+def accuracy(classes: int) -> ClassMetric:
+    """The share of rows whose class is right."""
+    return ClassMetric(
+        "accuracy", MulticlassAccuracy(classes, average="micro", ignore_index=-1, validate_args=False)
+    )
+
+
+def mean_recall(classes: int) -> ClassMetric:
+    """The share of a class's rows that are found, averaged over the classes that have rows."""
+    score = MulticlassRecall(classes, average="none", ignore_index=-1, validate_args=False, zero_division=NAN)
+    return ClassMetric("mean_recall", score)
+
+
+def macro_f1(classes: int, over: Sequence[int] | None = None) -> ClassMetric:
+    """F1 averaged over the classes (those in `over`) that are predicted or present among the labels."""
+    score = MulticlassF1Score(
+        classes, average="none", ignore_index=-1, validate_args=False, zero_division=NAN
+    )
+    return ClassMetric("macro_f1", score, over)
+
+
+class RankingMetric(Metric):
+    """A score of one binary target, averaged over the targets that have both classes among their labels.
+
+    Outputs [R, T] (or [R]) and labels of as many entries are kept until `compute`.
+    """
+
+    higher_is_better = True
+    full_state_update = False
+    scores: list[Tensor]
+    labels: list[Tensor]
+
+    def __init__(self, name: str, targets: int, score: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.name = name
+        self.targets = targets
+        self.score = score
+        # Flat, because a rank that saw no batch joins with a flat empty tensor.
+        self.add_state("scores", default=[], dist_reduce_fx="cat")
+        self.add_state("labels", default=[], dist_reduce_fx="cat")
+
+    def update(self, outputs: Tensor, target: Tensor) -> None:
+        target = target.reshape(outputs.shape)
+        self.scores.append(outputs.detach().reshape(-1).float())
+        self.labels.append(torch.where(present_labels(target), target, -1).reshape(-1).float())
+
+    def compute(self) -> float:
+        scores = _joined(self.scores).view(-1, self.targets)
+        labels = _joined(self.labels).view(-1, self.targets)
+        values = []
+        for column in range(self.targets):
+            present = labels[:, column] >= 0
+            label = labels[present, column].long()
+            if 0 < label.sum() < len(label):
+                values.append(float(self.score(_ranks(scores[present, column]), label)))
+        return sum(values) / len(values) if values else NAN
+
+
+def average_precision(targets: int = 1) -> RankingMetric:
+    """Σ (recall step)·precision down the ranking; equal scores are one step."""
+    return RankingMetric("ap", targets, binary_average_precision)
+
+
+def roc_auc(targets: int = 1) -> RankingMetric:
+    """The chance that a positive scores above a negative, ties counting half."""
+    return RankingMetric("roc_auc", targets, binary_auroc)
+
+
+class MAE(Metric):
+    """Mean absolute error over the targets present; `scale` [T] is what a unit of each output is worth."""
+
+    higher_is_better = False
+    full_state_update = False
+    name = "mae"
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, scale: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.scale = scale
+        self.add_state("total", default=torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, outputs: Tensor, target: Tensor) -> None:
+        target = target.reshape(outputs.shape)
+        error = (outputs.detach().double() - target.double()).abs()
+        if self.scale is not None:
+            error = error.reshape(-1, len(self.scale)) * error.new_tensor(self.scale)
+        self.total += error.nansum()
+        self.count += present_labels(target).sum()
+
+    def compute(self) -> float:
+        return float(self.total / self.count)
+
+
+def _joined(parts: list[Tensor] | Tensor) -> Tensor:
+    """A list state is one tensor already once ranks were joined."""
+    return parts if isinstance(parts, Tensor) else torch.cat(parts) if parts else torch.zeros(0)
+
+
+def _ranks(scores: Tensor) -> Tensor:
+    """Scores as their ranks in [0, 1], ties kept. torchmetrics takes the sigmoid of anything outside [0, 1],
+    which would make ties of large logits."""
+    order = scores.unique(return_inverse=True)[1].double()
+    return order / max(len(scores) - 1, 1)

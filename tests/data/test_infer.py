@@ -1,0 +1,113 @@
+import math
+
+import pytest
+import torch
+
+from sfiformer.data.infer import encode, infer_level, infer_task, standardised
+from sfiformer.data.record import Record
+from sfiformer.data.task import Task
+
+
+def graph(y=None, nodes=3, **fields):
+    return Record.from_fields({"num_nodes": nodes, "edges": [], "y": y, **fields})
+
+
+def graphs(*labels):
+    return [graph(label, nodes=3 + i % 2) for i, label in enumerate(labels)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "outputs", "names"),
+    [
+        (["b", "a", "c", None], "classification", 3, ("a", "b", "c")),
+        (["no", "yes"], "binary", 1, ("no", "yes")),
+        ([0, 1, 1, None], "binary", 1, None),
+        ([0.0, 1.0], "binary", 1, None),
+        ([True, False], "binary", 1, None),
+        ([-1, 1, 1], "binary", 1, ("-1", "1")),
+        ([0, 2, 1], "classification", 3, None),
+        ([1, 2, 5], "classification", 3, ("1", "2", "5")),
+        ([1.0, 2.0, 5.0], "regression", 1, None),
+        (list(range(30)), "regression", 1, None),
+        (list(range(20)) * 5, "classification", 20, None),
+        ([[0, 1], [1, None], [0, 0]], "multilabel", 2, None),
+        ([[0, 1], [1, 2]], "regression", 2, None),
+        ([0.5, None, -3], "regression", 1, None),
+    ],
+)
+def test_kinds_of_graph_labels(labels, kind, outputs, names):
+    assert infer_task(graphs(*labels)) == Task("graph", kind, outputs, class_names=names)
+
+
+def test_levels():
+    assert infer_level([graph([0, 1, 1]), graph([0, 1, 0, 1], nodes=4)]) == "node"
+    assert infer_level([graph([0, 1]), graph([0, 1], nodes=4)]) == "graph"
+    assert infer_level([graph(torch.ones(1, 4)), graph(torch.ones(1, 4), nodes=4)]) == "graph"
+    assert infer_level([graph([0, 1, 1])]) == "node"
+    assert infer_level([graph([0, 1, 1], train_mask=[1, 1, 0])] * 2) == "node"
+    assert infer_level([graph(links=[[0, 1]])]) == "link"
+    with pytest.raises(ValueError, match="say level='node'"):
+        infer_level([graph([0, 1, 1]), graph([0, 0, 1])])
+    with pytest.raises(ValueError, match=r"y has shape \[2\] in a graph of 4 nodes"):
+        infer_level([graph([0, 1, 1]), graph([0, 1], nodes=4)])
+
+
+def test_links():
+    assert infer_task([graph(links=[[0, 1]])]) == Task("link", "ranking", 1)
+    labelled = [graph(links=[[0, 1], [1, 2]], edge_label=[0, 1])]
+    assert infer_task(labelled) == Task("link", "binary", 1)
+    assert encode(labelled[0], Task("link", "binary", 1)).tolist() == [0, 1]
+    assert encode(graph(links=[[0, 1], [1, 2]]), Task("link", "ranking", 1)).tolist() == [1, 1]
+
+
+def test_overrides():
+    assert infer_task(graphs(0, 1, 2), classes=5).outputs == 5
+    assert infer_task(graphs("b", "a"), classes=["b", "a", "z"]).class_names == ("b", "a", "z")
+    assert infer_task(graphs(0, 1), kind="classification") == Task("graph", "classification", 2)
+    assert infer_task(graphs(0, 1, 3), kind="regression") == Task("graph", "regression", 1)
+    assert infer_task([graph([0, 1, 1])] * 2, level="graph") == Task("graph", "multilabel", 3)
+    with pytest.raises(ValueError, match="binary needs two classes, the labels have 3"):
+        infer_task(graphs(0, 1, 2), kind="binary")
+    with pytest.raises(ValueError, match="regression needs numbers, and there is the label 'a'"):
+        infer_task(graphs("a", "b"), kind="regression")
+    with pytest.raises(ValueError, match="takes one label a row, here are 2"):
+        infer_task(graphs([0, 1], [1, 1]), kind="classification")
+
+
+@pytest.mark.parametrize("labels", [[None, None], [math.nan]])
+def test_nothing_to_learn(labels):
+    with pytest.raises(ValueError, match="nothing to train on"):
+        infer_task(graphs(*labels))
+
+
+def test_encoding_classes():
+    task = Task("node", "classification", 3, class_names=("a", "b", "c"))
+    assert encode(graph(["c", None, "a"]), task).tolist() == [2, -1, 0]
+    assert encode(graph(), task).tolist() == [-1, -1, -1]
+    with pytest.raises(ValueError, match=r"label 'd' of node 1 is not among the 3 classes \(a, b, c\)"):
+        encode(graph(["c", "d", "a"]), task)
+    with pytest.raises(ValueError, match="label '4' is not among the 3 classes"):
+        encode(graph(4), Task("graph", "classification", 3))
+    with pytest.raises(ValueError, match="2 labels for 3 nodes"):
+        encode(graph(["a", "b"]), task)
+
+
+def test_encoding_numbers():
+    multilabel = Task("graph", "multilabel", 2)
+    assert encode(graph([1, None]), multilabel).nan_to_num(-9).tolist() == [[1, -9]]
+    assert encode(graph(), multilabel).isnan().all()
+    with pytest.raises(ValueError, match="label 3 in row 0, target 1, is neither 0 nor 1"):
+        encode(graph([1, 3]), multilabel)
+    with pytest.raises(ValueError, match="3 targets where 2 are expected"):
+        encode(graph([1, 1, 1]), multilabel)
+
+
+def test_standardisation():
+    task = standardised(
+        Task("graph", "regression", 2), [graph([1.0, 7.0]).y.values[None], graph([3.0, None]).y.values[None]]
+    )
+    assert task.target_mean == (2.0, 7.0)
+    assert task.target_std == (1.0, 1.0)  # the second target is constant
+    assert encode(graph([5.0, 8.0]), task).tolist() == [[3.0, 1.0]]
+    with pytest.raises(ValueError, match="target 1 has no label in the training split"):
+        standardised(Task("graph", "regression", 2), [graph([1.0, None]).y.values[None].astype(float)])
