@@ -80,12 +80,10 @@ def read_graphs(rows: Rows, *, bad: Bad | None = None, schema: Schema | None = N
     """
     node_width: int | None = None
     edge_width: int | None = None
-    for place, build in rows:
+    for number, (place, build) in enumerate(rows):
         try:
             record = build()
-            record.place = place
-            if record.split is not None:
-                record.split = split_name(record.split)
+            record.place, record.number = place, number
             if schema is not None:
                 schema.check(record)
             else:
@@ -134,7 +132,7 @@ def load_custom(
     rows, target_names = open_source(
         source, targets=targets, smiles_column=smiles_column, split_column=split_column
     )
-    records = list(read_graphs(rows, bad=bad))
+    records = [record for record in read_graphs(rows, bad=bad) if _keep([record], _settle_split, bad)]
     _not_empty(name, records, bad)
     level = level or infer_level(records)
     records = _with_labels_of_one_width(records, level, bad)
@@ -168,7 +166,7 @@ def load_custom(
         },
         task=task,
         schema=schema,
-        ids={part: [records[i].id or str(i) for i in members] for part, members in chosen.items() if members},
+        ids={part: [records[i].id or str(records[i].number) for i in members] for part, members in chosen.items() if members},
         bad=bad or [],
         notes=_notes(records, task, how),
     )
@@ -187,15 +185,15 @@ def stream(
     """Chunks of a source for prediction: the graphs' ids and their store, `chunk` graphs in memory at a time.
 
     Graphs must fit the `schema` that the model was trained on. Labels are not needed; with `task` they are
-    read and encoded as in training. `bad` collects bad rows, as for `read_graphs`.
+    read and encoded as in training. A graph without an id of its own is called by its place in the source,
+    from 0. `bad` collects bad rows, as for `read_graphs`.
     """
     if task is None:
         targets = ()
     rows, _ = open_source(source, targets=targets, smiles_column=smiles_column)
-    graphs = enumerate(_encodable(read_graphs(rows, bad=bad, schema=schema), task, bad))
+    graphs = _encodable(read_graphs(rows, bad=bad, schema=schema), task, bad)
     while members := list(islice(graphs, chunk)):
-        ids = [record.id or str(number) for number, record in members]
-        yield ids, pack([record for _, record in members], schema, task)
+        yield [record.id or str(record.number) for record in members], pack(members, schema, task)
 
 
 def _split(
@@ -236,6 +234,11 @@ def _with_labels_of_one_width(records: list[Record], level: Level, bad: Bad | No
             width = table.shape[1]
 
     return _keep(records, check, bad)
+
+
+def _settle_split(record: Record) -> None:
+    if record.split is not None:
+        record.split = split_name(record.split)
 
 
 def _encodable(records: Iterator[Record], task: Task | None, bad: Bad | None) -> Iterator[Record]:
