@@ -166,7 +166,11 @@ def load_custom(
         },
         task=task,
         schema=schema,
-        ids={part: [records[i].id or str(records[i].number) for i in members] for part, members in chosen.items() if members},
+        ids={
+            part: [records[i].id or str(records[i].number) for i in members]
+            for part, members in chosen.items()
+            if members
+        },
         bad=bad or [],
         notes=_notes(records, task, how),
     )
