@@ -3,3 +3,7 @@
 
 class UserError(ValueError):
     """What the command line prints as one line, without a traceback, before it exits with code 2."""
+
+
+class TrainingError(ValueError):
+    """Training cannot go on; the message says why, what is kept, and how to resume."""

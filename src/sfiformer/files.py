@@ -51,3 +51,12 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 def _sibling(path: Path) -> Path:
     """A hidden, unused name beside `path`; unlike tempfile's, what is made there has ordinary permissions."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk: what was created or renamed there outlasts a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
