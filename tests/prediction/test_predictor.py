@@ -26,9 +26,7 @@ def graphs(sizes=(5, 9, 1, 7, 12, 3), seed=0, **fields) -> list[Data]:
     made = []
     for size in sizes:
         ring = torch.arange(size)
-        made.append(
-            Data(x=torch.randn(size, 2), edge_index=torch.stack([ring, (ring + 1) % size]), **fields)
-        )
+        made.append(Data(x=torch.randn(size, 2), edge_index=torch.stack([ring, (ring + 1) % size]), **fields))
     return made
 
 
@@ -77,7 +75,7 @@ def test_predictions_do_not_depend_on_the_batch_size(case):
 
 
 def test_rows_say_what_they_are_of():
-    config, task, fields = CASES["nodes"]
+    config, task, _ = CASES["nodes"]
     table = all_rows(Predictor(trained(config), task, SCHEMA), graphs((2, 1), id="a"))
     assert (table["graph"], table["node"]) == (["a", "a", "a"], [0, 1, 0])
     config, task, _ = CASES["links"]
@@ -93,9 +91,7 @@ def test_class_names_units_and_standardised_features_come_back():
     model = trained(CONFIG)
     named = Predictor(model, Task("graph", "classification", 3, class_names=("red", "green", "blue")), SCHEMA)
     table = all_rows(named, source)
-    best = [
-        max(("red", "green", "blue"), key=lambda c, i=i: table[f"probability:{c}"][i]) for i in range(6)
-    ]
+    best = [max(("red", "green", "blue"), key=lambda c, i=i: table[f"probability:{c}"][i]) for i in range(6)]
     assert table["prediction"] == best
     # The same numbers twice: by the predictor's standardisation and units, and by hand.
     metres = Task(

@@ -13,9 +13,7 @@ def test_csv(tmp_path):
     with table_file(tmp_path / "t.csv") as write:
         for part in PARTS:
             write(part)
-    assert (tmp_path / "t.csv").read_text() == (
-        'graph,score\na,0.1\n"b, c",0.33333333\n"""d""",2e-09\n'
-    )
+    assert (tmp_path / "t.csv").read_text() == ('graph,score\na,0.1\n"b, c",0.33333333\n"""d""",2e-09\n')
 
 
 def test_parquet(tmp_path):
@@ -42,7 +40,9 @@ def test_a_failure_leaves_the_old_table(tmp_path, name):
     assert (tmp_path / name).read_text() == "old"
 
 
-@pytest.mark.parametrize(("name", "message"), [("t.txt", r"\.csv or \.parquet"), ("folder.csv", "is a folder")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("t.txt", r"\.csv or \.parquet"), ("folder.csv", "is a folder")]
+)
 def test_other_names_are_refused(tmp_path, name, message):
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(ValueError, match=message), table_file(tmp_path / name):

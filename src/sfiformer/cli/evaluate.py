@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,7 +12,8 @@ from sfiformer.cli.options import Checkpoint, Debug, Device
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `sfi train`.")],
     split: Annotated[
-        str, typer.Option("--split", metavar="NAME", help="train, val or test of the run's data.")
+        Literal["train", "val", "test"],
+        typer.Option("--split", metavar="train|val|test", help="A split of the run's data."),
     ] = "test",
     data: Annotated[
         Path | None,

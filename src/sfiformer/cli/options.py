@@ -15,7 +15,8 @@ from sfiformer.schema import dotted_keys
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda, or auto.")]
 Checkpoint = Annotated[
-    str, typer.Option("--checkpoint", metavar="best|last", help="Which weights of the run.")
+    Literal["best", "last"],
+    typer.Option("--checkpoint", metavar="best|last", help="Which weights of the run."),
 ]
 
 # The order of the groups in the help, the longest last.

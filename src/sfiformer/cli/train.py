@@ -2,11 +2,14 @@
 
 import inspect
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sfiformer.cli.options import Debug, dotted_parameters, parse
+
+if TYPE_CHECKING:
+    from sfiformer.config import ExperimentConfig
 
 HELP = """Train PRESET (a name that `sfi presets` lists, or a YAML file) into a run folder.
 
@@ -58,5 +61,15 @@ def register(app: typer.Typer) -> None:
     app.command(help=HELP)(train)
 
 
-def _describe(config: Any) -> None:
-    raise NotImplementedError
+def _describe(config: "ExperimentConfig") -> None:
+    import torch
+
+    from sfiformer.nn import SFiFormer
+    from sfiformer.training import prepare
+
+    prepared = prepare(config, encode=False)
+    with torch.device("meta"):  # its parameters are counted, not made
+        model = SFiFormer(prepared.config.model)
+    print(prepared.config.to_yaml())
+    print(prepared.facts)
+    print(f"model: {model.extra_repr()}")

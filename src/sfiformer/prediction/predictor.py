@@ -48,9 +48,7 @@ class Predictor:
         self.standardizer, self.smiles_column = standardizer, smiles_column
 
     @classmethod
-    def from_run(
-        cls, run: str | Path, *, checkpoint: str = "best", device: str = "auto"
-    ) -> "Predictor":
+    def from_run(cls, run: str | Path, *, checkpoint: str = "best", device: str = "auto") -> "Predictor":
         """The model of a run's checkpoint, "best" or "last", on a device ("auto": a GPU where there is one)."""
         folder = RunFolder(run)
         task, schema, standardizer = folder.task()
@@ -125,4 +123,3 @@ class Predictor:
         if self.task.level == "link":
             return f"{name} lists no links to score: give graphs `links`, pairs of nodes [[from, to], …]"
         return f"{name} holds no graphs"
-

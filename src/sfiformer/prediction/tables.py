@@ -67,6 +67,8 @@ def _parquet(file: BinaryIO) -> Iterator[Write]:
         writer = writer or parquet.ParquetWriter(file, rows.schema)
         writer.write_table(rows)
 
-    yield write
-    if writer is not None:
-        writer.close()
+    try:
+        yield write
+    finally:
+        if writer is not None:
+            writer.close()

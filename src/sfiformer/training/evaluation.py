@@ -89,7 +89,7 @@ def evaluate(
     config = folder.config()
     task, schema, standardizer = folder.task()
     model = load_checkpoint(folder, checkpoint)
-    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    place = pick_device(device)
     model.to(place)
     # A ranking has three variants of its metric.
     metric = (link_mrrs() if task.kind == "ranking" else objective(config, task)[1]).to(place)
@@ -100,6 +100,18 @@ def evaluate(
         measure(metric, model, store, task, batch_size=batch_size or config.data.batch_size, device=place)
     values = metric.compute()
     return values if isinstance(values, dict) else {str(metric.name): values}
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of this name; "auto" is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"the device {name!r} cannot be used here: {reason}") from None
+    return torch.device(name)
 
 
 def load_checkpoint(run: RunFolder, checkpoint: str = "best") -> SFiFormer:

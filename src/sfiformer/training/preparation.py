@@ -43,8 +43,11 @@ class Prepared:
         return [own[graph] if own else str(graph) for graph in graphs]
 
 
-def prepare(config: ExperimentConfig) -> Prepared:
-    """Load the data of an experiment, standardise and encode them, and settle what they settle of the model."""
+def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
+    """Load the data of an experiment, standardise and encode them, and settle what they settle of the model.
+
+    Without `encode` the graphs stay as they were read: enough to tell what would be trained, and quick.
+    """
     paths = {"root": str(Path(config.data.root).absolute())}
     if config.data.path is not None:
         paths["path"] = str(Path(config.data.path).absolute())
@@ -64,7 +67,8 @@ def prepare(config: ExperimentConfig) -> Prepared:
     return Prepared(
         config=replace(config, model=model),
         stores={
-            split: model_inputs(store, model, standardizer, cache) for split, store in dataset.splits.items()
+            split: model_inputs(store, model, standardizer, cache) if encode else store
+            for split, store in dataset.splits.items()
         },
         task=dataset.task,
         schema=schema,
