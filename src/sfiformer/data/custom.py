@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from torch_geometric.data import Data
-
-from . import jsonl, ptfile, smiles
+from . import jsonl, smiles
 from .dataset import Dataset
 from .infer import Classes, encode, infer_level, infer_task, label_rows, standardised
 from .pack import masked_labels, pack
@@ -32,7 +30,10 @@ from .splits import (
 from .store import GraphStore
 from .task import Kind, Level, Task
 
-Source = str | Path | Sequence[Data]
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+Source = str | Path | Sequence["Data"]
 SplitBy = Literal["auto", "column", "masks", "random", "scaffold"]
 Bad = list[tuple[str, str]]  # (place, reason)
 
@@ -58,6 +59,8 @@ def open_source(
     text is zipped.
     """
     if not isinstance(source, str | Path):
+        from . import ptfile  # PyG takes seconds to import, and only its own graphs need it
+
         return ptfile.rows(source, "the list", split_column), None
     path = Path(source)
     if not path.is_file():
@@ -68,6 +71,8 @@ def open_source(
     if path.name.endswith(_JSONL):
         return jsonl.rows(path, split_column), None
     if path.suffix == ".pt":
+        from . import ptfile
+
         return ptfile.rows(ptfile.load_pt(path), str(path), split_column), None
     raise ValueError(f"{path}: its name must end in one of .pt, {', '.join(_JSONL + _CSV)}")
 

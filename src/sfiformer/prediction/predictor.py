@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sfiformer.data.batch import GraphBatch
+from sfiformer.data.custom import stream
 from sfiformer.data.decode import decode
-from sfiformer.data.encoding_cache import add_encodings
 from sfiformer.data.schema import Schema
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.store import GraphStore
 from sfiformer.data.task import Task
 from sfiformer.errors import UserError
 from sfiformer.nn.model import SFiFormer
-from sfiformer.training.evaluation import load_checkpoint, pick_device
-from sfiformer.training.preparation import encodings_of
+from sfiformer.training.inference import load_checkpoint, model_inputs, pick_device
 from sfiformer.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -65,8 +64,6 @@ class Predictor:
         smiles_column: str | None = None,
     ) -> Iterator[Table]:
         """The table of predictions part by part, `batch_size` graphs in memory at a time; see `predict`."""
-        from sfiformer.data.custom import stream  # imports PyG, which takes seconds
-
         if batch_size < 1:
             raise UserError(f"the batch size is {batch_size}; it must be at least 1")
         rows = 0
@@ -78,20 +75,14 @@ class Predictor:
         if not rows:
             raise UserError(self._nothing(source, bad))
 
-    def _ready(self, store: GraphStore) -> GraphStore:
-        """The store as training saw its own: standardised and with positional encodings."""
-        if self.standardizer is not None:
-            store = self.standardizer.apply(store)
-        return add_encodings(store, encodings_of(self.model.config), workers=1, progress=False)
-
     @torch.inference_mode()
     def _table(self, ids: list[str], store: GraphStore) -> Table:
         places = self._places(ids, store)
         if not places["graph"]:
             return {}
         device = next(self.model.parameters()).device
-        batches = self._batches(self._ready(store))
-        outputs = [self.model(batch.to(device)).float().cpu() for batch in batches]
+        store = model_inputs(store, self.model.config, self.standardizer, progress=False)
+        outputs = [self.model(batch.to(device)).float().cpu() for batch in self._batches(store)]
         return places | decode(self.task, torch.cat(outputs))
 
     def _batches(self, store: GraphStore) -> Iterator[GraphBatch]:

@@ -20,8 +20,9 @@ from sfiformer.data.task import Task
 from sfiformer.errors import UserError
 from sfiformer.nn.model import SFiFormer
 from sfiformer.training.examples import update
+from sfiformer.training.inference import load_checkpoint, model_inputs, pick_device
 from sfiformer.training.mrr import link_mrrs
-from sfiformer.training.preparation import encoding_cache, model_inputs, objective
+from sfiformer.training.preparation import encoding_cache, objective
 from sfiformer.training.run_folder import RunFolder
 from sfiformer.training.sampling import in_batches, share
 
@@ -100,29 +101,6 @@ def evaluate(
         measure(metric, model, store, task, batch_size=batch_size or config.data.batch_size, device=place)
     values = metric.compute()
     return values if isinstance(values, dict) else {str(metric.name): values}
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of this name; "auto" is a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"the device {name!r} cannot be used here: {reason}") from None
-    return torch.device(name)
-
-
-def load_checkpoint(run: RunFolder, checkpoint: str = "best") -> SFiFormer:
-    """The model of a run's `best` or `last` checkpoint, in evaluation mode."""
-    path = run.path / checkpoint
-    if not path.exists():
-        other = (
-            " (no epoch was finished yet)" if checkpoint == "best" and (run.path / "last").exists() else ""
-        )
-        raise UserError(f"{run.path} has no checkpoint {checkpoint!r}{other}")
-    return SFiFormer.from_pretrained(path)
 
 
 def _stores(
