@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -54,15 +53,15 @@ def seconds(call: Call, device: torch.device, count: int = 1) -> float:
     return (time.perf_counter() - start) / count
 
 
-def median_seconds(
+def timings(
     calls: Mapping[str, Call],
     device: torch.device,
     *,
     budget: float = 5.0,
     turns: tuple[int, int] = (3, 25),
     least: float = 0.02,
-) -> dict[str, float]:
-    """Median seconds of each call. They take turns, so that what disturbs the machine disturbs all of them.
+) -> dict[str, list[float]]:
+    """Seconds of each call, one number a turn. They take turns, so that what disturbs the machine disturbs all of them.
 
     Args:
         calls: by name.
@@ -73,14 +72,14 @@ def median_seconds(
     """
     counts = {}
     for name, call in calls.items():
-        call()  # warms up
-        counts[name] = max(1, round(least / max(seconds(call, device), 1e-6)))
+        once = seconds(call, device)  # warms up
+        counts[name] = 1 if once > 50 * least else max(1, round(least / max(seconds(call, device), 1e-6)))
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(turns[1]):
         for name, call in calls.items():
             if turn < turns[0] or sum(taken[name]) * counts[name] < budget:
                 taken[name].append(seconds(call, device, counts[name]))
-    return {name: statistics.median(times) for name, times in taken.items()}
+    return taken
 
 
 def peak_bytes(call: Call, device: torch.device) -> int:
@@ -97,6 +96,7 @@ def peak_bytes(call: Call, device: torch.device) -> int:
         call()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler announces its start and end
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     results = profiler.profiler.kineto_results  # type: ignore[union-attr]
