@@ -212,7 +212,7 @@ def main() -> None:
         "--graphs", type=int, help="at most this many in a batch (default: the paper's, fewer on a CPU)"
     )
     parser.add_argument("--threads", type=int, help="of a CPU (default: PyTorch's choice)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="for each method and shape (default: 4)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each method and shape (default: 2)")
     parser.add_argument(
         "--tf32", action="store_true", help="allow TF32 in float32 products on a GPU, for all methods"
     )
