@@ -129,6 +129,8 @@ class RunFolder:
 
     def describe(self, prepared: Prepared, about: Mapping[str, Any]) -> None:
         """Write config.yaml, task.json and about.json, whose entries `about` adds to."""
+        with whole_file(self.path / CONFIG) as file:  # first: this file makes a folder a run
+            file.write(prepared.config.to_yaml().encode())
         standardizer = prepared.standardizer
         scales = None
         if standardizer is not None:
@@ -145,8 +147,6 @@ class RunFolder:
             times["resumed"] = [*times["resumed"], now]
             about = {**about, **{key: earlier[key] for key in ("init_from",) if key in earlier}}
         self.write_json(ABOUT, {**times, "command": sys.argv, **_surroundings(), **about})
-        with whole_file(self.path / CONFIG) as file:
-            file.write(prepared.config.to_yaml().encode())
 
     def require_space(self, weights: int) -> None:
         """Raises UserError where the disk has no room for the checkpoints of so many bytes of weights."""
