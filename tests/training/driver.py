@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch._dynamo  # AdamW imports it
-import torch.utils.tensorboard
+import torch.utils.tensorboard  # noqa: F401
 
 from sfiformer.config import ExperimentConfig
 from sfiformer.data import synthetic

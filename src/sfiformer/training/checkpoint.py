@@ -28,7 +28,9 @@ from sfiformer.nn.model import SFiFormer
 
 FORMAT = 1
 STATE = "state.pt"
-PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}")  # the names under which files are written before they take their place
+PARTIAL = re.compile(
+    r"\..+\.[0-9a-f]{16}"
+)  # the names under which files are written before they take their place
 
 
 class Checkpoints:
