@@ -79,4 +79,5 @@ if __name__ == "__main__":
     codes = {}
     for out, plan in order["runs"].items():
         codes[out] = work(order, out) if plan is None else follow(order, out, plan)
-    print(json.dumps(codes))
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(json.dumps(codes))
