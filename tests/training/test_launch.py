@@ -107,7 +107,7 @@ def test_a_non_finite_loss_stops_and_tells(tmp_path, quiet, outcome, monkeypatch
     assert "the gradients of " in message
     graphs = message.split("training graphs are ")[1].split(";")[0].split(", ")
     assert len(set(graphs)) == 8
-    assert "the checkpoint epoch-0001 is kept: continue from it with resume" in message
+    assert "the checkpoint epoch-0001 is kept: continue from it with --resume" in message
     quiet(run, resume=True)
     assert outcome(run) == outcome(tmp_path / "whole")
 

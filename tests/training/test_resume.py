@@ -46,12 +46,12 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(campaign, outcome, name):
     assert [path.name for path in found.glob(".*")] == [".lock"]
 
 
-def test_most_kills_hit_a_run_under_way(campaign):
+def test_kills_hit_a_run_under_way(campaign):
     _, codes, stderr = campaign
     for name in ("moments", "writes"):
         killed = codes[name][:-1]
         assert set(killed) <= {-9, 0}, stderr
-        assert killed.count(-9) >= len(killed) / 2
+        assert killed.count(-9) >= 2
 
 
 def test_signals_leave_a_line_and_their_exit_code(campaign):
@@ -59,4 +59,4 @@ def test_signals_leave_a_line_and_their_exit_code(campaign):
     assert (codes["sigterm"], codes["sigint"]) == ([143, 0], [130, 0])
     for line, name in zip(stderr.splitlines(), ("sigterm", "sigint"), strict=True):
         assert line.startswith(f"stopped by {name.upper()} after epoch ")
-        assert line.endswith(f"the checkpoint is in {folder / name / 'last'}: continue with resume")
+        assert line.endswith(f"the checkpoint is in {folder / name / 'last'}: continue with --resume")
