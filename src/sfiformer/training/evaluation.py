@@ -20,8 +20,9 @@ from sfiformer.data.task import Task
 from sfiformer.errors import UserError
 from sfiformer.nn.model import SFiFormer
 from sfiformer.training.examples import update
+from sfiformer.training.inference import load_checkpoint, model_inputs, pick_device
 from sfiformer.training.mrr import link_mrrs
-from sfiformer.training.preparation import encoding_cache, model_inputs, objective
+from sfiformer.training.preparation import encoding_cache, objective
 from sfiformer.training.run_folder import RunFolder
 from sfiformer.training.sampling import in_batches, share
 
@@ -89,7 +90,7 @@ def evaluate(
     config = folder.config()
     task, schema, standardizer = folder.task()
     model = load_checkpoint(folder, checkpoint)
-    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    place = pick_device(device)
     model.to(place)
     # A ranking has three variants of its metric.
     metric = (link_mrrs() if task.kind == "ranking" else objective(config, task)[1]).to(place)
@@ -100,17 +101,6 @@ def evaluate(
         measure(metric, model, store, task, batch_size=batch_size or config.data.batch_size, device=place)
     values = metric.compute()
     return values if isinstance(values, dict) else {str(metric.name): values}
-
-
-def load_checkpoint(run: RunFolder, checkpoint: str = "best") -> SFiFormer:
-    """The model of a run's `best` or `last` checkpoint, in evaluation mode."""
-    path = run.path / checkpoint
-    if not path.exists():
-        other = (
-            " (no epoch was finished yet)" if checkpoint == "best" and (run.path / "last").exists() else ""
-        )
-        raise UserError(f"{run.path} has no checkpoint {checkpoint!r}{other}")
-    return SFiFormer.from_pretrained(path)
 
 
 def _stores(

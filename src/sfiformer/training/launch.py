@@ -13,7 +13,7 @@ from sfiformer.config import ExperimentConfig
 from sfiformer.nn.model import SFiFormer, load_dense
 from sfiformer.training.checkpoint import Checkpoints, read_state
 from sfiformer.training.distributed import leads, leave, make_fabric
-from sfiformer.training.evaluation import load_checkpoint
+from sfiformer.training.inference import load_checkpoint
 from sfiformer.training.interruption import Interrupted
 from sfiformer.training.metrics_log import MetricsLog
 from sfiformer.training.preparation import Prepared, objective, prepare

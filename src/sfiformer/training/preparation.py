@@ -1,6 +1,5 @@
 """From the settings of an experiment to data that a model can be trained on."""
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,15 +7,13 @@ from pathlib import Path
 from torchmetrics import Metric
 
 from sfiformer.config import ExperimentConfig
-from sfiformer.data.encoding_cache import add_encodings
-from sfiformer.data.encodings import Encoding, ESLapPE, LapPE, RandomWalkSE
 from sfiformer.data.named import load_dataset
 from sfiformer.data.schema import Schema
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.store import GraphStore
 from sfiformer.data.task import Task
 from sfiformer.errors import UserError
-from sfiformer.nn.config import ModelConfig
+from sfiformer.training.inference import model_inputs
 from sfiformer.training.losses import Loss
 from sfiformer.training.objectives import DATASETS, loss_and_metric
 
@@ -43,8 +40,11 @@ class Prepared:
         return [own[graph] if own else str(graph) for graph in graphs]
 
 
-def prepare(config: ExperimentConfig) -> Prepared:
-    """Load the data of an experiment, standardise and encode them, and settle what they settle of the model."""
+def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
+    """Load the data of an experiment, standardise and encode them, and settle what they settle of the model.
+
+    Without `encode` the graphs stay as they were read: enough to tell what would be trained, and quick.
+    """
     paths = {"root": str(Path(config.data.root).absolute())}
     if config.data.path is not None:
         paths["path"] = str(Path(config.data.path).absolute())
@@ -64,7 +64,8 @@ def prepare(config: ExperimentConfig) -> Prepared:
     return Prepared(
         config=replace(config, model=model),
         stores={
-            split: model_inputs(store, model, standardizer, cache) for split, store in dataset.splits.items()
+            split: model_inputs(store, model, standardizer, cache) if encode else store
+            for split, store in dataset.splits.items()
         },
         task=dataset.task,
         schema=schema,
@@ -72,21 +73,6 @@ def prepare(config: ExperimentConfig) -> Prepared:
         facts=dataset.describe(),
         ids=dataset.ids,
     )
-
-
-def model_inputs(
-    store: GraphStore, model: ModelConfig, standardizer: Standardizer | None = None, cache: Path | None = None
-) -> GraphStore:
-    """Raw graphs as the model takes them: features standardised, positional encodings added."""
-    if standardizer is not None:
-        store = standardizer.apply(store)
-    return add_encodings(store, encodings_of(model), cache=cache, progress=sys.stderr.isatty())
-
-
-def encodings_of(model: ModelConfig) -> list[Encoding]:
-    """The positional encodings that a model asks of its data."""
-    made: dict[str, type[Encoding]] = {"lappe": LapPE, "eslappe": ESLapPE, "rwse": RandomWalkSE}
-    return [made[model.pe](model.pe_size)] if model.pe != "none" else []
 
 
 def encoding_cache(config: ExperimentConfig) -> Path:

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -32,7 +32,9 @@ from sfiformer.data.task import Task
 from sfiformer.errors import UserError
 from sfiformer.files import whole_file
 from sfiformer.schema import dotted_keys, plain
-from sfiformer.training.preparation import Prepared
+
+if TYPE_CHECKING:
+    from sfiformer.training.preparation import Prepared
 
 CONFIG, ABOUT, TASK, RESULT = "config.yaml", "about.json", "task.json", "result.json"
 # What may be another in a resumed run. All else would make it another experiment.
@@ -141,7 +143,7 @@ class RunFolder:
         before, now = (_flat(self.config()), _flat(config)) if self.exists else ({}, {})
         return [f"{key} is now {now[key]}, was {before[key]}" for key in now if before[key] != now[key]]
 
-    def describe(self, prepared: Prepared, about: Mapping[str, Any]) -> None:
+    def describe(self, prepared: "Prepared", about: Mapping[str, Any]) -> None:
         """Write config.yaml, task.json and about.json, whose entries `about` adds to."""
         with whole_file(self.path / CONFIG) as file:  # first: this file makes a folder a run
             file.write(prepared.config.to_yaml().encode())
