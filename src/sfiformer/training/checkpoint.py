@@ -14,6 +14,7 @@ between the two is put right when it is opened again.
 import io
 import os
 import pickle
+import re
 import secrets
 import shutil
 from pathlib import Path
@@ -27,6 +28,9 @@ from sfiformer.nn.model import SFiFormer
 
 FORMAT = 1
 STATE = "state.pt"
+PARTIAL = re.compile(
+    r"\..+\.[0-9a-f]{16}"
+)  # the names under which files are written before they take their place
 
 
 class Checkpoints:
@@ -47,6 +51,9 @@ class Checkpoints:
                 self._point("best", self.best)
         elif os.path.lexists(self.run / "best"):
             (self.run / "best").unlink()
+        for path in self.run.glob(".*"):
+            if PARTIAL.fullmatch(path.name):
+                path.unlink()
         self._prune()
         return state
 
@@ -91,9 +98,6 @@ class Checkpoints:
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             if path.name not in (self.last, self.best):
                 shutil.rmtree(path, ignore_errors=True)
-        for path in self.run.glob(".*"):
-            if path.is_symlink():
-                path.unlink()
         if self.best not in (None, self.last):
             (self.folder / str(self.best) / STATE).unlink(missing_ok=True)
 

@@ -1,5 +1,6 @@
 """Devices and processes of a run, by Lightning Fabric."""
 
+import logging
 import os
 
 import torch
@@ -17,6 +18,8 @@ def make_fabric(settings: TrainerConfig) -> Fabric:
     and class weights are summed by `sfiformer.ranks`: a rank's share of a batch may be of any size, and the sums
     are then those of the global batch, which an average of averages is not.
     """
+    for library in ("lightning.fabric", "lightning.pytorch"):  # a run says itself what it runs on
+        logging.getLogger(library).setLevel(logging.WARNING)
     devices, nodes = _launched() or (settings.devices, settings.nodes)
     accelerator = settings.accelerator
     if accelerator == "auto":

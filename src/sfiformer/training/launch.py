@@ -62,7 +62,8 @@ def train(
             prepared = prepare(config)
             run.require_same(prepared.config)
             checkpoints = Checkpoints(run.path)
-            values = checkpoints.open()
+            with run.writing():
+                values = checkpoints.open()
         fabric.launch()
         prepared = prepared or prepare(config)  # rank 0 has left what takes long in the caches
         if fabric.broadcast(values is not None) and values is None:
@@ -82,8 +83,9 @@ def train(
         if lead:
             shown.say(_introduction(prepared, model, fabric, state, report, run))
             run.require_space(4 * model.num_parameters)
-            run.describe(prepared, {"processes": ranks.count(), "device": str(fabric.device), **report})
-            writers = Writers(run.path, checkpoints, MetricsLog(run.path, state.history))
+            with run.writing():
+                run.describe(prepared, {"processes": ranks.count(), "device": str(fabric.device), **report})
+                writers = Writers(run.path, checkpoints, MetricsLog(run.path, state.history))
             stack.callback(writers.log.close)
         trainer = Trainer(fabric, prepared, model, optimizer, loss, metric, state, shown, writers)
         try:
@@ -103,7 +105,8 @@ def train(
             parameters=model.num_parameters,
         )
         if lead:
-            run.write_json(RESULT, result.to_dict())
+            with run.writing():
+                run.write_json(RESULT, result.to_dict())
             shown.say(str(result))
         leave()
         return result
@@ -168,5 +171,5 @@ def _introduction(
 def _farewell(stop: Interrupted, state: State, out: Path) -> str:
     return (
         f"stopped by {stop.signal} after epoch {state.epoch}, step {state.step}; the checkpoint is in "
-        f"{out / 'last'}: continue with resume"
+        f"{out / 'last'}: continue with --resume"
     )

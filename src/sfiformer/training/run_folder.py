@@ -13,7 +13,8 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
@@ -80,26 +81,39 @@ class RunFolder:
         """What result.json holds."""
         return self._json(RESULT)
 
-    def claim(self, *, resume: bool) -> FileLock:
-        """Make the folder, or open it again; the lock (a context manager) is held while a run writes to it.
+    @contextmanager
+    def claim(self, *, resume: bool) -> Iterator[None]:
+        """Make the folder, or open it again; no other process can claim it within the `with` block.
 
         Raises:
             UserError: where it cannot be written to, is in use, or holds something else.
         """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file; choose a folder for the run")
-        try:
+        lock = FileLock(self.path / ".lock", timeout=0)
+        with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / ".lock", timeout=0)
-            with lock:  # taken again by the caller's `with`; here it shows whether it can be
-                self._check(resume)
-        except Timeout:
-            raise UserError(f"another process is training in {self.path}; choose another folder") from None
+            try:
+                lock.acquire()
+            except Timeout:
+                raise UserError(
+                    f"another process is training in {self.path}; choose another folder"
+                ) from None
+        try:
+            self._check(resume)
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A disk that cannot be written to is the user's to mend."""
+        try:
+            yield
         except OSError as error:
             raise UserError(
-                f"cannot write to {self.path}: {error.strerror or error}; choose another folder"
-            ) from None
-        return lock
+                f"cannot write to {self.path}: {error.strerror or error}; mend it, or choose another folder"
+            ) from error
 
     def _check(self, resume: bool) -> None:
         if not self.exists:
@@ -111,7 +125,7 @@ class RunFolder:
             return
         if not resume:
             raise UserError(
-                f"{self.path} holds a run already: resume continues it, or choose another folder for this one"
+                f"{self.path} holds a run already: --resume continues it, or choose another folder for this one"
             )
 
     def require_same(self, config: ExperimentConfig) -> None:
@@ -131,6 +145,8 @@ class RunFolder:
 
     def describe(self, prepared: "Prepared", about: Mapping[str, Any]) -> None:
         """Write config.yaml, task.json and about.json, whose entries `about` adds to."""
+        with whole_file(self.path / CONFIG) as file:  # first: this file makes a folder a run
+            file.write(prepared.config.to_yaml().encode())
         standardizer = prepared.standardizer
         scales = None
         if standardizer is not None:
@@ -147,8 +163,6 @@ class RunFolder:
             times["resumed"] = [*times["resumed"], now]
             about = {**about, **{key: earlier[key] for key in ("init_from",) if key in earlier}}
         self.write_json(ABOUT, {**times, "command": sys.argv, **_surroundings(), **about})
-        with whole_file(self.path / CONFIG) as file:
-            file.write(prepared.config.to_yaml().encode())
 
     def require_space(self, weights: int) -> None:
         """Raises UserError where the disk has no room for the checkpoints of so many bytes of weights."""

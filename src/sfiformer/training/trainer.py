@@ -37,6 +37,7 @@ from sfiformer.training.step import NonFinite, Step
 from sfiformer.training.zeros import zero_share
 
 SUBSET = 1000  # training graphs that are measured where no validation split sets the number
+LISTED = 64  # graphs named in an error
 ZERO_GRAPHS = 4  # on which the share of zero flows is measured
 
 
@@ -192,7 +193,7 @@ class Trainer:
             )
             raise TrainingError(
                 f"cannot write a checkpoint to {out}: {error.strerror or error}; {kept}: "
-                "mend the disk and continue with resume"
+                "mend the disk and continue with --resume"
             ) from error
 
     def _stop_if_asked(self) -> None:
@@ -202,11 +203,13 @@ class Trainer:
             raise Interrupted(number)
 
     def _non_finite(self, error: NonFinite, graphs: np.ndarray) -> TrainingError:
-        names = self.prepared.names("train", graphs.tolist())
+        names = self.prepared.names("train", graphs[:LISTED].tolist())
+        if len(graphs) > LISTED:
+            names.append(f"… ({len(graphs)} in all)")
         kept = self.writers.checkpoints.last if self.writers else "last"
         return TrainingError(
             f"epoch {self.state.epoch + 1}, step {self.state.step + 1}: not finite: {error}; the step's training "
-            f"graphs are {', '.join(names)}; the checkpoint {kept} is kept: continue from it with resume and, "
+            f"graphs are {', '.join(names)}; the checkpoint {kept} is kept: continue from it with --resume and, "
             "for instance, a lower optim.lr or optim.clip_norm"
         )
 
