@@ -73,6 +73,7 @@ def report(results: dict[str, Result]) -> str:
         "accuracy: mean recall of the six communities, at the epoch that was best on the validation graphs;",
         f"guessing scores 1/6 = {1 / COMMUNITIES:.1%}, so {best.test:.1%} is {(best.test or 0) * COMMUNITIES:.1f} times that",
         "zero attention: share of flows that are exactly zero, over all layers, heads and pairs of nodes",
+        "(accuracy leaps between epochs while the learning rate is high: batch norm's averages trail the weights)",
     ]
     return "\n".join(lines)
 
