@@ -1,0 +1,191 @@
+"""The fused kernels as a custom operator: which graphs go to which launch, and with what tile."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from sfiformer.attention.kernels.backward import key_kernel, query_kernel
+from sfiformer.attention.kernels.forward import forward_kernel
+
+MAX_WIDTH = 256  # of a head
+MAX_NODES = 1024  # of a graph whose rows stay on chip
+
+
+class Bucket(NamedTuple):
+    """Graphs of up to ``keys`` nodes, in tiles of ``rows`` queries."""
+
+    keys: int
+    rows: int
+    warps: int
+
+
+BUCKETS = (
+    Bucket(32, 32, 2),
+    Bucket(64, 64, 4),
+    Bucket(128, 32, 4),
+    Bucket(256, 32, 8),
+    Bucket(512, 16, 8),
+    Bucket(1024, 16, 16),
+)
+
+
+def serves(q: Tensor, v: Tensor, max_nodes: int) -> bool:
+    """Whether the kernels take these widths, dtypes and sizes."""
+    return (
+        q.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and max(q.shape[-1], v.shape[-1]) <= MAX_WIDTH
+        and max_nodes <= MAX_NODES
+    )
+
+
+def _tiles(ptr: Tensor, nodes: int, rows: int) -> tuple[Tensor, Tensor]:
+    """Graph and first row of each tile of ``rows`` rows; −1 where there are fewer tiles than there might be. No host wait."""
+    sizes = ptr.diff()
+    ends = ((sizes + rows - 1) // rows).cumsum(0)
+    tile = torch.arange(nodes // rows + len(sizes), device=ptr.device)
+    graph = torch.searchsorted(ends, tile, right=True)
+    inside = graph < len(sizes)
+    graph = graph.clamp(max=len(sizes) - 1)
+    first = torch.where(graph > 0, ends[graph - 1], 0)
+    return torch.where(inside, graph, -1).int(), ((tile - first) * rows).int()
+
+
+def _launches(max_nodes: int) -> list[tuple[Bucket, int]]:
+    """The buckets in use, each with the size that it starts above."""
+    used, below = [], 0
+    for bucket in BUCKETS:
+        used.append((bucket, below))
+        below = bucket.keys
+        if bucket.keys >= max_nodes:
+            break
+    return used
+
+
+def _chunk_width(width: int) -> int:
+    """Columns of a chunk: the largest that wastes little at the end."""
+    return min((64, 32, 16), key=lambda chunk: (math.ceil(width / chunk) * chunk * (1 + 4 / chunk), -chunk))
+
+
+def _precision(x: Tensor) -> str:
+    tf32 = x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    return "tf32" if tf32 else "ieee"
+
+
+@torch.library.custom_op("sfiformer::fused_attention", mutates_args=())
+def fused_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_friction: Tensor,
+    k_friction: Tensor,
+    ptr: Tensor,
+    lam: Tensor,
+    seed: Tensor,
+    alpha: float,
+    potential: bool,
+    scale: float,
+    dropout_p: float,
+    max_nodes: int,
+) -> tuple[Tensor, Tensor]:
+    """Attention [N, heads, width of v], and eight numbers a row, [8, N, heads]. The plain twin is `packed_attention`."""
+    nodes, heads, width = q.shape
+    out = torch.empty_like(v)
+    stats = q.new_empty((8, nodes, heads), dtype=torch.float32)
+    for bucket, below in _launches(max_nodes) if nodes else ():
+        graph, start = _tiles(ptr, nodes, bucket.rows)
+        forward_kernel[(len(graph), heads)](
+            q, k, v, q_friction, k_friction, out, stats, ptr, graph, start, lam, seed,
+            0.0 if math.isinf(alpha) else math.log(alpha), scale, dropout_p, heads, width, v.shape[2], nodes * heads,
+            ROWS=bucket.rows, KEYS=bucket.keys, MORE_THAN=below, WIDTH=_chunk_width(width),
+            POTENTIAL=potential, HARD=potential or math.isinf(alpha), DROPOUT=dropout_p > 0, PRECISION=_precision(q),
+            num_warps=bucket.warps,
+        )  # fmt: skip
+    return out, stats
+
+
+@torch.library.custom_op("sfiformer::fused_attention_backward", mutates_args=())
+def fused_attention_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_friction: Tensor,
+    k_friction: Tensor,
+    ptr: Tensor,
+    lam: Tensor,
+    seed: Tensor,
+    stats: Tensor,
+    potential: bool,
+    scale: float,
+    dropout_p: float,
+    max_nodes: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    nodes, heads, width = q.shape
+    grads = [torch.empty_like(x) for x in (q, k, v, q_friction, k_friction)]
+    of_q, of_k, of_v, of_q_friction, of_k_friction = grads
+    sums = q.new_empty((4, nodes, heads), dtype=torch.float32)
+    grad_out = grad_out.contiguous()
+    for bucket, below in _launches(max_nodes) if nodes else ():
+        graph, start = _tiles(ptr, nodes, bucket.rows)
+        tail = (
+            stats, sums, ptr, graph, start, seed, scale, dropout_p, heads, width, v.shape[2], nodes * heads,
+        )  # fmt: skip
+        options: dict[str, Any] = {
+            "ROWS": bucket.rows,
+            "KEYS": bucket.keys,
+            "MORE_THAN": below,
+            "WIDTH": _chunk_width(width),
+            "POTENTIAL": potential,
+            "DROPOUT": dropout_p > 0,
+            "PRECISION": _precision(q),
+            "num_warps": bucket.warps,
+        }
+        grid = (len(graph), heads)
+        inputs = (q, k, v, q_friction, k_friction, grad_out)
+        query_kernel[grid](*inputs, of_q, of_q_friction, *tail, **options)
+        key_kernel[grid](*inputs, of_k, of_v, of_k_friction, *tail, **options)
+    grad_log_kappa = sums[3].sum(-1) if nodes else q.new_zeros(0, dtype=torch.float32)
+    by_graph = torch.segment_reduce(grad_log_kappa, "sum", offsets=ptr, initial=0.0)
+    grad_lam = torch.where(lam > 0, by_graph / lam.clamp(min=torch.finfo(lam.dtype).tiny), 0).to(lam.dtype)
+    return of_q, of_k, of_v, of_q_friction, of_k_friction, grad_lam
+
+
+@fused_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(v), q.new_empty((8, *q.shape[:2]), dtype=torch.float32)
+
+
+@fused_attention_backward.register_fake
+def _(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_friction: Tensor,
+    k_friction: Tensor,
+    ptr: Tensor,
+    lam: Tensor,
+    *args: Any,
+) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(x) for x in (q, k, v, q_friction, k_friction, lam))
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, _, potential, scale, dropout_p, max_nodes = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.options = (potential, scale, dropout_p, max_nodes)
+
+
+def _backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    *of_inputs, of_lam = fused_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
+    return *of_inputs, None, of_lam, *[None] * 6
+
+
+fused_attention.register_autograd(_backward, setup_context=_setup_context)
+
+interpreted = triton.knobs.runtime.interpret
