@@ -13,9 +13,8 @@ from sfiformer.attention.kernels.tiles import combine, kept, products
 
 
 @triton.jit
-def load_stats(stats, rows, is_row, heads, head, stride):
+def load_stats(place, is_row, stride):
     """pivot, level, log κ f_k, m, norm_s, norm_u of the given rows; rows outside have no flow."""
-    place = stats + rows * heads + head
     pivot = tl.load(place, mask=is_row, other=0.0)
     level = tl.load(place + stride, mask=is_row, other=0.0)
     steep = tl.load(place + 2 * stride, mask=is_row, other=0.0)
@@ -26,21 +25,25 @@ def load_stats(stats, rows, is_row, heads, head, stride):
 
 
 @triton.jit
-def score_gradients(
-    s, u, valid, z, log_gated, ahead, offset, lift, pull, grad_log_kappa, norm_s, norm_u, POTENTIAL: tl.constexpr
-):
-    """∂L/∂s and ∂L/∂u of a tile whose rows are queries, from g − g_top and exp(lift) (ḡ − g_top).
-
-    κ f p may exceed any power of ten while g − ḡ falls below all: the two meet as one exponential. What then exceeds the
-    type saturates (exact ties have such derivatives).
-    """
-    centred = ahead - (offset * tl.exp(-lift))[:, None]
+def gradient_of_s(s, valid, z, ahead, offset, lift, pull, norm_s, POTENTIAL: tl.constexpr):
+    """∂L/∂s of a tile whose rows are queries, from g − g_top and exp(lift) (ḡ − g_top)."""
     spread = tl.exp(s - norm_s[:, None]) if POTENTIAL else tl.exp(norm_s[:, None] - s)
-    grad_s = centred * z - spread * pull[:, None]
-    gate = tl.exp(tl.minimum(log_gated, 80.0)) * ahead - tl.exp(tl.minimum(log_gated - lift[:, None], 80.0)) * offset[:, None]
+    centred = ahead - (offset * tl.exp(-lift))[:, None]
+    return tl.where(valid, centred * z - spread * pull[:, None], 0.0)
+
+
+@triton.jit
+def gradient_of_u(u, valid, log_gated, ahead, offset, lift, grad_log_kappa, norm_u):
+    """∂L/∂u likewise. κ f p may exceed any power of ten while g − ḡ falls below all: the two meet as one exponential.
+
+    What then exceeds the type saturates (exact ties have such derivatives).
+    """
+    gate = (
+        tl.exp(tl.minimum(log_gated, 80.0)) * ahead
+        - tl.exp(tl.minimum(log_gated - lift[:, None], 80.0)) * offset[:, None]
+    )
     grad_u = -gate - tl.exp(u - norm_u[:, None]) * grad_log_kappa[:, None]
-    grad_u = tl.minimum(tl.maximum(grad_u, -1e28), 1e28)
-    return tl.where(valid, grad_s, 0.0), tl.where(valid, grad_u, 0.0)
+    return tl.where(valid, tl.minimum(tl.maximum(grad_u, -1e28), 1e28), 0.0)
 
 
 @triton.jit
@@ -55,27 +58,36 @@ def query_kernel(
     graph = tl.load(tile_graph + tile)
     if graph >= 0:
         start = tl.load(ptr + graph)
-        n = tl.load(ptr + graph + 1) - start
+        n = (tl.load(ptr + graph + 1) - start).to(tl.int32)
         if (n > MORE_THAN) & (n <= KEYS):
-            local = tl.load(tile_start + tile) + tl.arange(0, ROWS)
-            rows, keys = start + local, start + tl.arange(0, KEYS)
-            is_row, is_key = local < n, tl.arange(0, KEYS) < n
+            rows, keys = tl.load(tile_start + tile) + tl.arange(0, ROWS), tl.arange(0, KEYS)
             stride, value_stride = heads * width, heads * value_width
-            at, value_at = head * width, head * value_width
+            at, value_at = start * stride + head * width, start * value_stride + head * value_width
+            first = start * heads + head  # of the row's numbers
 
-            s = scale * products(q + at, k + at, rows, is_row, keys, is_key, stride, width, ROWS, KEYS, WIDTH, PRECISION)
+            s = scale * products(q + at, k + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION)
             u = scale * products(
-                q_friction + at, k_friction + at, rows, is_row, keys, is_key, stride, width, ROWS, KEYS, WIDTH, PRECISION
+                q_friction + at, k_friction + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION
             )
             g = products(
-                grad_out + value_at, v + value_at, rows, is_row, keys, is_key, value_stride, value_width,
-                ROWS, KEYS, WIDTH, PRECISION,
-            )  # fmt: skip
+                grad_out + value_at,
+                v + value_at,
+                rows,
+                keys,
+                n,
+                value_stride,
+                value_width,
+                ROWS,
+                KEYS,
+                WIDTH,
+                PRECISION,
+            )
             if DROPOUT:
-                g = g * kept(tl.load(seed), rows, keys, heads, head, dropout_p)
-            valid = is_key[None, :] & is_row[:, None]
-            pivot, level, steep, m, norm_s, norm_u = load_stats(stats, rows, is_row, heads, head, stat_stride)
-            place = stats + rows * heads + head
+                g = g * kept(tl.load(seed), first + rows * heads, keys, dropout_p)
+            is_row = rows < n
+            valid = (keys < n)[None, :] & is_row[:, None]
+            place = stats + first + rows * heads
+            pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stat_stride)
             total = tl.load(place + 4 * stat_stride, mask=is_row, other=1.0)
             log_leak = tl.load(place + 5 * stat_stride, mask=is_row, other=float("-inf"))
             z, log_weight, log_gated = flows(s, u, valid, pivot, level, steep, m)
@@ -90,14 +102,23 @@ def query_kernel(
             mean = g_top + offset * tl.exp(-lift)
             pull = tl.sum((ahead - (offset * tl.exp(-lift))[:, None]) * z, 1)
             grad_log_kappa = pull - mean * (1 - tl.sum(z, 1))
-            grad_s, grad_u = score_gradients(
-                s, u, valid, z, log_gated, ahead, offset, lift, pull, grad_log_kappa, norm_s, norm_u, POTENTIAL
-            )
-            combine(grad_s, k + at, keys, is_key, grad_q + at, rows, is_row, stride, width, scale, WIDTH, PRECISION)
+            grad_s = gradient_of_s(s, valid, z, ahead, offset, lift, pull, norm_s, POTENTIAL)
+            combine(grad_s, k + at, keys, grad_q + at, rows, n, stride, width, scale, WIDTH, PRECISION)
+            grad_u = gradient_of_u(u, valid, log_gated, ahead, offset, lift, grad_log_kappa, norm_u)
             combine(
-                grad_u, k_friction + at, keys, is_key, grad_q_friction + at, rows, is_row, stride, width, scale, WIDTH, PRECISION
+                grad_u,
+                k_friction + at,
+                keys,
+                grad_q_friction + at,
+                rows,
+                n,
+                stride,
+                width,
+                scale,
+                WIDTH,
+                PRECISION,
             )
-            place = sums + rows * heads + head
+            place = sums + first + rows * heads
             tl.store(place, g_top, mask=is_row)
             tl.store(place + stat_stride, offset, mask=is_row)
             tl.store(place + 2 * stat_stride, pull, mask=is_row)
@@ -116,46 +137,78 @@ def key_kernel(
     graph = tl.load(tile_graph + tile)
     if graph >= 0:
         start = tl.load(ptr + graph)
-        n = tl.load(ptr + graph + 1) - start
+        n = (tl.load(ptr + graph + 1) - start).to(tl.int32)
         if (n > MORE_THAN) & (n <= KEYS):
-            local = tl.load(tile_start + tile) + tl.arange(0, ROWS)
-            keys, queries = start + local, start + tl.arange(0, KEYS)
-            is_key, is_query = local < n, tl.arange(0, KEYS) < n
+            keys, queries = tl.load(tile_start + tile) + tl.arange(0, ROWS), tl.arange(0, KEYS)
             stride, value_stride = heads * width, heads * value_width
-            at, value_at = head * width, head * value_width
+            at, value_at = start * stride + head * width, start * value_stride + head * value_width
+            first = start * heads + head  # of the row's numbers
 
-            s = scale * products(q + at, k + at, queries, is_query, keys, is_key, stride, width, KEYS, ROWS, WIDTH, PRECISION)
+            s = scale * products(
+                q + at, k + at, queries, keys, n, stride, width, KEYS, ROWS, WIDTH, PRECISION
+            )
             u = scale * products(
-                q_friction + at, k_friction + at, queries, is_query, keys, is_key, stride, width, KEYS, ROWS, WIDTH, PRECISION
+                q_friction + at,
+                k_friction + at,
+                queries,
+                keys,
+                n,
+                stride,
+                width,
+                KEYS,
+                ROWS,
+                WIDTH,
+                PRECISION,
             )
             g = products(
-                grad_out + value_at, v + value_at, queries, is_query, keys, is_key, value_stride, value_width,
-                KEYS, ROWS, WIDTH, PRECISION,
-            )  # fmt: skip
-            valid = is_query[:, None] & is_key[None, :]
-            pivot, level, steep, m, norm_s, norm_u = load_stats(stats, queries, is_query, heads, head, stat_stride)
+                grad_out + value_at,
+                v + value_at,
+                queries,
+                keys,
+                n,
+                value_stride,
+                value_width,
+                KEYS,
+                ROWS,
+                WIDTH,
+                PRECISION,
+            )
+            is_query = queries < n
+            valid = is_query[:, None] & (keys < n)[None, :]
+            pivot, level, steep, m, norm_s, norm_u = load_stats(
+                stats + first + queries * heads, is_query, stat_stride
+            )
             z, _, log_gated = flows(s, u, valid, pivot, level, steep, m)
-            place = sums + queries * heads + head
+            place = sums + first + queries * heads
             g_top = tl.load(place, mask=is_query, other=0.0)
             offset = tl.load(place + stat_stride, mask=is_query, other=0.0)
             pull = tl.load(place + 2 * stat_stride, mask=is_query, other=0.0)
             grad_log_kappa = tl.load(place + 3 * stat_stride, mask=is_query, other=0.0)
             seen = z
             if DROPOUT:
-                keep = kept(tl.load(seed), queries, keys, heads, head, dropout_p)
+                keep = kept(tl.load(seed), first + queries * heads, keys, dropout_p)
                 g, seen = g * keep, z * keep
             combine(
-                tl.trans(seen), grad_out + value_at, queries, is_query, grad_v + value_at, keys, is_key,
-                value_stride, value_width, 1.0, WIDTH, PRECISION,
+                tl.trans(seen), grad_out + value_at, queries, grad_v + value_at, keys, n, value_stride, value_width, 1.0,
+                WIDTH, PRECISION,
             )  # fmt: skip
-            grad_s, grad_u = score_gradients(
-                s, u, valid, z, log_gated, g - g_top[:, None], offset, tl.maximum(steep, 0.0), pull, grad_log_kappa,
-                norm_s, norm_u, POTENTIAL,
-            )  # fmt: skip
+            ahead, lift = g - g_top[:, None], tl.maximum(steep, 0.0)
+            grad_s = gradient_of_s(s, valid, z, ahead, offset, lift, pull, norm_s, POTENTIAL)
             combine(
-                tl.trans(grad_s), q + at, queries, is_query, grad_k + at, keys, is_key, stride, width, scale, WIDTH, PRECISION
+                tl.trans(grad_s),
+                q + at,
+                queries,
+                grad_k + at,
+                keys,
+                n,
+                stride,
+                width,
+                scale,
+                WIDTH,
+                PRECISION,
             )
+            grad_u = gradient_of_u(u, valid, log_gated, ahead, offset, lift, grad_log_kappa, norm_u)
             combine(
-                tl.trans(grad_u), q_friction + at, queries, is_query, grad_k_friction + at, keys, is_key,
-                stride, width, scale, WIDTH, PRECISION,
+                tl.trans(grad_u), q_friction + at, queries, grad_k_friction + at, keys, n, stride, width, scale,
+                WIDTH, PRECISION,
             )  # fmt: skip

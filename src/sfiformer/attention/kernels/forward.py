@@ -19,31 +19,41 @@ def forward_kernel(
     graph = tl.load(tile_graph + tile)
     if graph >= 0:
         start = tl.load(ptr + graph)
-        n = tl.load(ptr + graph + 1) - start
+        n = (tl.load(ptr + graph + 1) - start).to(tl.int32)
         if (n > MORE_THAN) & (n <= KEYS):
-            local = tl.load(tile_start + tile) + tl.arange(0, ROWS)
-            rows, keys = start + local, start + tl.arange(0, KEYS)
-            is_row, is_key = local < n, tl.arange(0, KEYS) < n
+            rows, keys = tl.load(tile_start + tile) + tl.arange(0, ROWS), tl.arange(0, KEYS)
             stride, value_stride = heads * width, heads * value_width
-            at, value_at = head * width, head * value_width
+            at, value_at = start * stride + head * width, start * value_stride + head * value_width
 
-            s = scale * products(q + at, k + at, rows, is_row, keys, is_key, stride, width, ROWS, KEYS, WIDTH, PRECISION)
+            s = scale * products(q + at, k + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION)
             u = scale * products(
-                q_friction + at, k_friction + at, rows, is_row, keys, is_key, stride, width, ROWS, KEYS, WIDTH, PRECISION
+                q_friction + at, k_friction + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION
             )
-            valid = is_key[None, :] & (local >= 0)[:, None]
+            valid = (keys < n)[None, :] & (rows >= 0)[:, None]
             strength = tl.load(lam + graph)
             scale0, s_ref, leak0, spill0, u_max, norm_s, norm_u = row_sums(
                 s, u, valid, strength, log_alpha, n.to(tl.float32), POTENTIAL, HARD
             )
             pivot, level, steep, m, total, log_leak = solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max)
             z, _, _ = flows(s, u, valid, pivot, level, steep, m)
+            first = start * heads + head  # of the row's numbers
             if DROPOUT:
-                z = z * kept(tl.load(seed), rows, keys, heads, head, dropout_p)
+                z = z * kept(tl.load(seed), first + rows * heads, keys, dropout_p)
             combine(
-                z, v + value_at, keys, is_key, out + value_at, rows, is_row, value_stride, value_width, 1.0, WIDTH, PRECISION
+                z,
+                v + value_at,
+                keys,
+                out + value_at,
+                rows,
+                n,
+                value_stride,
+                value_width,
+                1.0,
+                WIDTH,
+                PRECISION,
             )
-            place = stats + rows * heads + head
+            is_row = rows < n
+            place = stats + first + rows * heads
             tl.store(place, pivot, mask=is_row)
             tl.store(place + stat_stride, level, mask=is_row)
             tl.store(place + 2 * stat_stride, steep, mask=is_row)

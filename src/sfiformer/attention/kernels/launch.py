@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from sfiformer.attention.kernels.backward import key_kernel, query_kernel
@@ -55,25 +55,32 @@ def _tiles(ptr: Tensor, nodes: int, rows: int) -> tuple[Tensor, Tensor]:
     return torch.where(inside, graph, -1).int(), ((tile - first) * rows).int()
 
 
-def _launches(max_nodes: int) -> list[tuple[Bucket, int]]:
-    """The buckets in use, each with the size that it starts above."""
-    used, below = [], 0
+def _launches(ptr: Tensor, nodes: int, max_nodes: int) -> Iterator[tuple[Bucket, int, Tensor, Tensor]]:
+    """The buckets in use, each with the size that it starts above and its tiles."""
+    below, tiles = 0, {}
     for bucket in BUCKETS:
-        used.append((bucket, below))
+        if nodes and below < max_nodes:
+            if bucket.rows not in tiles:
+                tiles[bucket.rows] = _tiles(ptr, nodes, bucket.rows)
+            yield bucket, below, *tiles[bucket.rows]
         below = bucket.keys
-        if bucket.keys >= max_nodes:
-            break
-    return used
 
 
-def _chunk_width(width: int) -> int:
-    """Columns of a chunk: the largest that wastes little at the end."""
-    return min((64, 32, 16), key=lambda chunk: (math.ceil(width / chunk) * chunk * (1 + 4 / chunk), -chunk))
-
-
-def _precision(x: Tensor) -> str:
-    tf32 = x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    return "tf32" if tf32 else "ieee"
+def _tile_options(bucket: Bucket, below: int, q: Tensor, potential: bool, dropout_p: float) -> dict[str, Any]:
+    """Compile-time settings. float32 products are unrolled multiply–adds: narrow chunks keep them short."""
+    half = q.element_size() == 2
+    tf32 = not half and torch.backends.cuda.matmul.allow_tf32
+    return {
+        "ROWS": bucket.rows,
+        "KEYS": bucket.keys,
+        "MORE_THAN": below,
+        "WIDTH": 32 if half or tf32 else 16,
+        "POTENTIAL": potential,
+        "DROPOUT": dropout_p > 0,
+        "PRECISION": "tf32" if tf32 else "ieee",
+        "num_warps": bucket.warps,
+        "num_stages": 2 if half else 1,
+    }
 
 
 @torch.library.custom_op("sfiformer::fused_attention", mutates_args=())
@@ -96,14 +103,12 @@ def fused_attention(
     nodes, heads, width = q.shape
     out = torch.empty_like(v)
     stats = q.new_empty((8, nodes, heads), dtype=torch.float32)
-    for bucket, below in _launches(max_nodes) if nodes else ():
-        graph, start = _tiles(ptr, nodes, bucket.rows)
+    for bucket, below, graph, start in _launches(ptr, nodes, max_nodes):
+        options = _tile_options(bucket, below, q, potential, dropout_p)
         forward_kernel[(len(graph), heads)](
             q, k, v, q_friction, k_friction, out, stats, ptr, graph, start, lam, seed,
             0.0 if math.isinf(alpha) else math.log(alpha), scale, dropout_p, heads, width, v.shape[2], nodes * heads,
-            ROWS=bucket.rows, KEYS=bucket.keys, MORE_THAN=below, WIDTH=_chunk_width(width),
-            POTENTIAL=potential, HARD=potential or math.isinf(alpha), DROPOUT=dropout_p > 0, PRECISION=_precision(q),
-            num_warps=bucket.warps,
+            HARD=potential or math.isinf(alpha), **options,
         )  # fmt: skip
     return out, stats
 
@@ -129,24 +134,24 @@ def fused_attention_backward(
     grads = [torch.empty_like(x) for x in (q, k, v, q_friction, k_friction)]
     of_q, of_k, of_v, of_q_friction, of_k_friction = grads
     sums = q.new_empty((4, nodes, heads), dtype=torch.float32)
-    grad_out = grad_out.contiguous()
-    for bucket, below in _launches(max_nodes) if nodes else ():
-        graph, start = _tiles(ptr, nodes, bucket.rows)
+    inputs = (q, k, v, q_friction, k_friction, grad_out.contiguous())
+    for bucket, below, graph, start in _launches(ptr, nodes, max_nodes):
         tail = (
-            stats, sums, ptr, graph, start, seed, scale, dropout_p, heads, width, v.shape[2], nodes * heads,
-        )  # fmt: skip
-        options: dict[str, Any] = {
-            "ROWS": bucket.rows,
-            "KEYS": bucket.keys,
-            "MORE_THAN": below,
-            "WIDTH": _chunk_width(width),
-            "POTENTIAL": potential,
-            "DROPOUT": dropout_p > 0,
-            "PRECISION": _precision(q),
-            "num_warps": bucket.warps,
-        }
+            stats,
+            sums,
+            ptr,
+            graph,
+            start,
+            seed,
+            scale,
+            dropout_p,
+            heads,
+            width,
+            v.shape[2],
+            nodes * heads,
+        )
+        options = _tile_options(bucket, below, q, potential, dropout_p)
         grid = (len(graph), heads)
-        inputs = (q, k, v, q_friction, k_friction, grad_out)
         query_kernel[grid](*inputs, of_q, of_q_friction, *tail, **options)
         key_kernel[grid](*inputs, of_k, of_v, of_k_friction, *tail, **options)
     grad_log_kappa = sums[3].sum(-1) if nodes else q.new_zeros(0, dtype=torch.float32)
@@ -187,5 +192,3 @@ def _backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...
 
 
 fused_attention.register_autograd(_backward, setup_context=_setup_context)
-
-interpreted = triton.knobs.runtime.interpret

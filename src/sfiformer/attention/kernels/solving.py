@@ -5,7 +5,9 @@ measuring the flows from the pivot u_k (the largest active u), and solved again 
 
 Only differences of scores enter (s − m, u − u_max, …), so that nothing is lost where scores are large:
 
-    log κ f_k p_m = scale0 + (m − s_ref) + (u_k − u_max) ,   log ε/p_m = leak0 − (m − s_ref) ,   log ε κ f_k = spill0 + (u_k − u_max)
+    log κ f_k p_m = scale0 + (m − s_ref) + (u_k − u_max) ,
+    log ε/p_m     = leak0 − (m − s_ref) ,
+    log ε κ f_k   = spill0 + (u_k − u_max) .
 """
 
 import triton
@@ -26,7 +28,7 @@ def log1p(x):
 
 @triton.jit
 def row_sums(s, u, valid, lam, log_alpha, n, POTENTIAL: tl.constexpr, HARD: tl.constexpr):
-    """Scalings of each row: scale0, s_ref, leak0, spill0, u_max, and the normalisers of f and of r (or p): f = exp(u − norm_u)."""
+    """Scalings of each row: scale0, s_ref, leak0, spill0, u_max, and the normalisers of r (or p) and f: f = exp(u − norm_u)."""
     inf = float("inf")
     u_max = tl.max(tl.where(valid, u, -inf), 1)
     log_u = tl.log(tl.sum(tl.where(valid, tl.exp(u - u_max[:, None]), 0.0), 1))
@@ -118,7 +120,9 @@ def solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max):
         pivot = tl.where(wrong, start, pivot)
         shrinking = 1
         while shrinking > 0:
-            level, scale, m, total, log_leak = measure(s, u, valid, pivot, scale0, s_ref, leak0, spill0, u_max)
+            level, scale, m, total, log_leak = measure(
+                s, u, valid, pivot, scale0, s_ref, leak0, spill0, u_max
+            )
             shrink = (level <= 0) & (pivot > u_min)
             rise = log1p(tl.maximum(level * tl.exp(-scale), -0.999999))
             limit = tl.minimum(pivot + rise + rounding(pivot, u_max), pivot)
@@ -142,7 +146,9 @@ def flows(s, u, valid, pivot, level, scale, m):
     exponent = tl.where(active, s - m[:, None], float("-inf"))
     weight = tl.exp(exponent)
     depth = tl.abs(up)
-    lifted = tl.where(depth > 0, tl.exp(exponent + scale[:, None] + tl.log(tl.where(depth > 0, depth, 1.0))), 0.0)
+    lifted = tl.where(
+        depth > 0, tl.exp(exponent + scale[:, None] + tl.log(tl.where(depth > 0, depth, 1.0))), 0.0
+    )
     z = tl.maximum(weight * level[:, None] + tl.where(above <= 0, lifted, -lifted), 0.0)
     z = tl.where(active, z, 0.0)
     return z, exponent, exponent + scale[:, None] + above
