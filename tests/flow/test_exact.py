@@ -75,22 +75,32 @@ def test_strengths_broadcast_over_rows():
             torch.testing.assert_close(z[i, j], row)
 
 
-def test_mask_leaves_the_problem_of_the_other_keys():
+@pytest.mark.parametrize("arguments", [{"alpha": 0.1}, {"alpha": math.inf}, {"scaling": "potential"}])
+@pytest.mark.parametrize("lam", [0.0, 0.02, 0.3])
+def test_mask_leaves_the_problem_of_the_other_keys(lam, arguments):
     generator = torch.Generator().manual_seed(3)
     s, u = torch.randn(2, 10, 12, generator=generator, dtype=torch.float64)
     mask = torch.rand(10, 12, generator=generator) < 0.6
     noise = torch.where(mask, 0.0, math.nan)  # what is masked must not be looked at
-    for arguments in ({"alpha": 0.1}, {"alpha": math.inf}, {"scaling": "potential"}):
-        z = flows_from_scores(s + noise, u + noise, lam=0.3, mask=mask, **arguments)
-        assert not z[~mask].any()
-        for i in range(10):
-            alone = flows_from_scores(s[i, mask[i]], u[i, mask[i]], lam=0.3, **arguments)
-            torch.testing.assert_close(z[i, mask[i]], alone)
-        if "scaling" not in arguments:
-            r, f = s.exp(), u.exp()
-            z = solve_flows(r + noise, f + noise, lam=0.3, mask=mask, **arguments)
-            alone = solve_flows(r[1, mask[1]], f[1, mask[1]], lam=0.3, **arguments)
-            torch.testing.assert_close(z[1, mask[1]], alone)
+    z = flows_from_scores(s + noise, u + noise, lam=lam, mask=mask, **arguments)
+    assert not z[~mask].any()
+    for i in range(10):
+        alone = flows_from_scores(s[i, mask[i]], u[i, mask[i]], lam=lam, **arguments)
+        torch.testing.assert_close(z[i, mask[i]], alone)
+
+
+@pytest.mark.parametrize("alpha", [0.1, math.inf])
+@pytest.mark.parametrize("lam", [0.0, 0.02, 0.3])
+def test_mask_leaves_the_other_resistances(lam, alpha):
+    generator = torch.Generator().manual_seed(4)
+    r, f = torch.rand(2, 10, 8, generator=generator, dtype=torch.float64) + 0.01
+    mask = torch.rand(10, 8, generator=generator) < 0.6
+    noise = torch.where(mask, 0.0, math.nan)
+    z = solve_flows(r + noise, f + noise, lam=lam, alpha=alpha, mask=mask)
+    assert not z[~mask].any()
+    for i in range(10):
+        expected = oracles.brute_force(r[i, mask[i]].numpy(), f[i, mask[i]].numpy(), lam, alpha)
+        np.testing.assert_allclose(z[i, mask[i]], expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("masked", [1.0, -math.inf, math.nan])
