@@ -47,7 +47,7 @@ def _residual(z: torch.Tensor, r: torch.Tensor, f: torch.Tensor, lam: float, alp
     return max(float(uneven), float(withheld), float(balance))
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(_pairs(-8, 8), STRENGTHS, ALPHAS)
 def test_from_scores(pairs, strength, alpha):
     s, u = _columns(pairs)
@@ -57,7 +57,7 @@ def test_from_scores(pairs, strength, alpha):
     assert _residual(z, (-s).softmax(-1), u.softmax(-1), lam, alpha) <= BOUND
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(_pairs(1e-4, 10), STRENGTHS, ALPHAS)
 def test_from_resistances(pairs, lam, alpha):
     r, f = _columns(pairs)
@@ -66,7 +66,7 @@ def test_from_resistances(pairs, lam, alpha):
     assert _residual(z, r, f, lam, alpha) <= BOUND
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(_pairs(-8, 8), STRENGTHS)
 def test_by_potential(pairs, lam):
     s, u = _columns(pairs)
@@ -75,7 +75,7 @@ def test_by_potential(pairs, lam):
     assert _residual(z, (-s).softmax(-1), u.softmax(-1), absolute, math.inf) <= BOUND
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(_pairs(0, 5), STRENGTHS, ALPHAS)
 def test_no_friction_on_some_links(pairs, lam, alpha):
     r, f = _columns(pairs)
