@@ -1,4 +1,4 @@
-"""Other ways to the flows of least energy. Nothing here shares code with the solver.
+"""Other ways to the flows of least energy, and to Ã. Nothing here shares code with what it is to judge.
 
     min_z  ½ Σ_j r_j z_j²  +  λ Σ_j f_j |z_j|  +  (α/2)(Σ_j z_j − 1)²          (α = ∞: Σ z = 1)
 """
@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import mpmath
 import numpy as np
+import torch
 from scipy import optimize
 
 
@@ -193,3 +194,12 @@ def _exp(x: float, digits: int) -> Decimal:
         result *= _exp_of_power_of_two(low.bit_length() - 1 + shift, digits)
         numerator ^= low
     return 1 / result if x < 0 else result
+
+
+def dense_adjacency(edge_index: torch.Tensor, nodes: int) -> torch.Tensor:
+    """Ã_ij = (A + I)_ij / √(d_i d_j) over edges j → i, in-degrees of A + I, by loops."""
+    linked = torch.eye(nodes, dtype=torch.float64)
+    for source, target in edge_index.T.tolist():
+        linked[target, source] = 1
+    degree = linked.sum(1)
+    return linked / (degree[:, None] * degree).sqrt()

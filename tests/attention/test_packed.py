@@ -207,7 +207,7 @@ def test_proximal_equals_graph_by_graph_and_tends_to_the_exact():
     from sfiformer.flow import Proximal
 
     inputs = packed((5, 1, 0, 7))
-    solver = Proximal(iterations=3000, start="constant")
+    solver = Proximal(iterations=1500, start="constant")
     out = attend(inputs, lam=0.05, alpha=0.3, solver=solver)
     torch.testing.assert_close(out, attend(inputs, lam=0.05, alpha=0.3), atol=1e-6, rtol=0)
     few = attend(inputs, lam=0.05, alpha=0.3, solver="proximal")

@@ -87,7 +87,7 @@ def test_identical_nodes_never_give_nan():
 
 def _precise(inputs: Packed, weight: torch.Tensor, arguments: dict) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Output and gradients of one graph of one head, the rows in decimal arithmetic of many digits."""
-    q, k, v, qf, kf = (x[:, 0].double() for x in inputs[:5])
+    q, k, v, qf, kf = (x[:, 0].detach().double() for x in inputs[:5])
     scale = q.shape[-1] ** -0.5
     s, u, g = q @ k.T * scale, qf @ kf.T * scale, weight[:, 0].double() @ v.T
     lam, alpha, potential = arguments["lam"], arguments.get("alpha", 0.1), "scaling" in arguments
