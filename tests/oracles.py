@@ -1,6 +1,6 @@
 """Other ways to the flows of least energy, and to Ã. Nothing here shares code with what it is to judge.
 
-    min_z  ½ Σ_j r_j z_j²  +  λ Σ_j f_j |z_j|  +  (α/2)(Σ_j z_j − 1)²          (α = ∞: Σ z = 1)
+min_z  ½ Σ_j r_j z_j²  +  λ Σ_j f_j |z_j|  +  (α/2)(Σ_j z_j − 1)²          (α = ∞: Σ z = 1)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from decimal import Decimal
-from functools import lru_cache
+from functools import cache
 
 import mpmath
 import numpy as np
@@ -58,7 +58,9 @@ def general_purpose(r: np.ndarray, f: np.ndarray, lam: float, alpha: float) -> n
     return found.x
 
 
-def mpmath_flows(s: Sequence[float], u: Sequence[float], lam: float, alpha: float, digits: int) -> list[float]:
+def mpmath_flows(
+    s: Sequence[float], u: Sequence[float], lam: float, alpha: float, digits: int
+) -> list[float]:
     """Flows for r = softmax(−s), f = softmax(u), by halving an interval around μ in mpmath's arithmetic."""
     with mpmath.workdps(digits):
         resistance = [mpmath.exp(-mpmath.mpf(x)) for x in s]
@@ -140,7 +142,9 @@ class PreciseRow:
             through = [(g[j] - mean) * z[j] for j in range(self.count)]
             total = sum(through)
             by_s = [x - r * total for x, r in zip(through, self.resistance, strict=True)]
-            by_u = [f * (-strength * x - strength * by_lam) for x, f in zip(moved, self.friction, strict=True)]
+            by_u = [
+                f * (-strength * x - strength * by_lam) for x, f in zip(moved, self.friction, strict=True)
+            ]
             if potential:
                 by_s = [
                     x - by_lam * strength * (p - r)
@@ -178,7 +182,7 @@ def _float(x: Decimal) -> float:
         return float(+x)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _exp_of_power_of_two(exponent: int, digits: int) -> Decimal:
     with decimal.localcontext(prec=digits + 20):
         return (Decimal(2) ** exponent).exp()

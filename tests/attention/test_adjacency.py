@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+
 from oracles import dense_adjacency
-
 from sfiformer.attention import Adjacency
-
 
 EDGES = {
     "directed": [[0, 1, 2, 3], [1, 2, 3, 0]],

@@ -4,9 +4,10 @@ import shutil
 
 import pytest
 import torch
-from packing import packed
 
+from packing import packed
 from sfiformer import SFiAttention, sfi_attention
+
 
 @pytest.fixture(autouse=True)
 def _fresh():

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from packing import attend, packed
 from torch.autograd import gradcheck
 
+from packing import attend, packed
 from sfiformer import sfi_attention
 
 SIZES = (6, 0, 1, 9, 6)

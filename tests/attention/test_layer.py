@@ -1,12 +1,13 @@
 """The adjacency-enhanced attention layer."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
-from oracles import dense_adjacency
 from torch.nn import functional as F
 
+from oracles import dense_adjacency
 from sfiformer import SFiAttention
 from sfiformer.attention import Adjacency
 from sfiformer.flow import flows_from_scores
@@ -45,7 +46,9 @@ def _flows_by_hand(layer: SFiAttention, x: torch.Tensor, lams, scaling="absolute
     if friction == "tied":
         frictions = -scores
     else:
-        qf, kf = (_heads(part(x), layer, layer.qk_norm) for part in (layer.friction_query, layer.friction_key))
+        qf, kf = (
+            _heads(part(x), layer, layer.qk_norm) for part in (layer.friction_query, layer.friction_key)
+        )
         frictions = qf @ kf.mT / math.sqrt(q.shape[-1])
     flows = []
     for graph, lam in enumerate(lams):
@@ -161,7 +164,9 @@ def test_evaluation_does_not_change_the_largest_graph(batch):
     torch.testing.assert_close(layer(x, edge_index, ptr), expected)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"lam_scaling": "potential"}, {"mode": "dfi"}, {"friction": "tied"}])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"lam_scaling": "potential"}, {"mode": "dfi"}, {"friction": "tied"}]
+)
 def test_a_graph_does_not_feel_its_batch_mates(batch, arguments):
     x, edge_index, ptr = batch
     layer = _layer(**arguments)
@@ -184,7 +189,7 @@ def test_dense_mode(batch):
     layer = _layer(mode="dfi")
     q, k = (_heads(part(x), layer, True) for part in (layer.query, layer.key))
     scores = q @ k.mT / math.sqrt(12)
-    flows = [scores[:, a:b, a:b].softmax(-1) for a, b in zip(PTR[:-1], PTR[1:], strict=True)]
+    flows = [scores[:, a:b, a:b].softmax(-1) for a, b in pairwise(PTR.tolist())]
     torch.testing.assert_close(layer.flows(x, ptr), flows)
     torch.testing.assert_close(layer(x, edge_index, ptr), _layer_by_hand(layer, x, edge_index, flows, 1.0))
 
@@ -195,7 +200,8 @@ def test_without_adjacency(batch, mode):
     layer = _layer(mode=mode, adjacency=False, norm=False)
     values = layer.value(x).view(14, 3, 12)
     parts = [
-        torch.einsum("hij,jhd->ihd", z, values[PTR[g] : PTR[g + 1]]) for g, z in enumerate(layer.flows(x, ptr))
+        torch.einsum("hij,jhd->ihd", z, values[PTR[g] : PTR[g + 1]])
+        for g, z in enumerate(layer.flows(x, ptr))
     ]
     expected = layer.out(torch.cat(parts).flatten(1))
     torch.testing.assert_close(layer(x, edge_index, ptr), expected)
@@ -254,7 +260,9 @@ def test_friction_of_ones_own(batch):
     layer(x, edge_index, ptr).square().sum().backward()
     assert bool(own.query.weight.grad.any())
     assert any(p is own.query.weight for p in layer.parameters())
-    plain = _layer(friction=lambda x: (x.new_zeros(len(x), 3, 12), x.new_zeros(len(x), 3, 12)), alpha=math.inf)
+    plain = _layer(
+        friction=lambda x: (x.new_zeros(len(x), 3, 12), x.new_zeros(len(x), 3, 12)), alpha=math.inf
+    )
     dense = _layer(mode="dfi")
     dense.load_state_dict({n: p for n, p in plain.state_dict().items() if n != "raw_lam_factor"})
     torch.testing.assert_close(plain(x, edge_index, ptr), dense(x, edge_index, ptr))

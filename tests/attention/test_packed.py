@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from packing import RAGGED, attend, offsets, one_by_one, packed
 from torch.autograd import gradcheck
 
+from packing import RAGGED, attend, offsets, one_by_one, packed
 from sfiformer import dfi_attention, sfi_attention
 
 CASES = [
@@ -77,9 +77,7 @@ def test_a_graph_does_not_feel_its_batch_mates(arguments):
     mates = packed((9, 4, 9), seed=1, spread=30.0)
     other = [torch.cat([x[:9], y[9:]]) for x, y in zip(packed((9, 4, 9))[:5], mates[:5], strict=True)]
     first = sfi_attention(*other, mates.ptr, **arguments)[:9]
-    torch.testing.assert_close(
-        first, attend(packed((9, 4, 9)).graph(0), **arguments), atol=1e-13, rtol=1e-12
-    )
+    torch.testing.assert_close(first, attend(packed((9, 4, 9)).graph(0), **arguments), atol=1e-13, rtol=1e-12)
 
 
 @pytest.mark.parametrize("arguments", CASES)
@@ -214,3 +212,18 @@ def test_proximal_equals_graph_by_graph_and_tends_to_the_exact():
     for place in (0, 1, 3):
         alone = attend(inputs.graph(place), lam=0.05, alpha=0.3, solver="proximal")
         torch.testing.assert_close(few[inputs.ptr[place] : inputs.ptr[place + 1]], alone)
+
+
+@pytest.mark.parametrize("arguments", [{"alpha": 0.1}, {"alpha": math.inf}, {"scaling": "potential"}])
+def test_lam_has_a_gradient_at_zero(arguments):
+    inputs = packed((5, 1, 7))
+    lam = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    out = attend(inputs, lam=lam, **arguments)
+    weight = torch.randn_like(out)
+    (got,) = torch.autograd.grad((out * weight).sum(), lam)
+    step = 1e-7
+    for graph in range(3):
+        moved = torch.zeros(3, dtype=torch.float64)
+        moved[graph] = step
+        slope = ((attend(inputs, lam=moved, **arguments) - out) * weight).sum() / step
+        assert float(got[graph]) == pytest.approx(slope.item(), abs=1e-5)

@@ -2,9 +2,10 @@
 
 import math
 
-import oracles
 import pytest
 import torch
+
+import oracles
 from packing import Packed, attend, one_by_one, packed
 
 SIZES = (12, 0, 1, 20)
@@ -85,7 +86,9 @@ def test_identical_nodes_never_give_nan():
             assert bool(gradient.isfinite().all())
 
 
-def _precise(inputs: Packed, weight: torch.Tensor, arguments: dict) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _precise(
+    inputs: Packed, weight: torch.Tensor, arguments: dict
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Output and gradients of one graph of one head, the rows in decimal arithmetic of many digits."""
     q, k, v, qf, kf = (x[:, 0].detach().double() for x in inputs[:5])
     scale = q.shape[-1] ** -0.5

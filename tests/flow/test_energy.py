@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import oracles
 import pytest
 import torch
 from scipy import optimize
 from torch.autograd import gradcheck
 
+import oracles
 from sfiformer.flow import (
     Capacitated,
     Energy,
@@ -83,7 +83,9 @@ def test_capacity_of_each_link_and_row():
     potential = r * z
     free = z < capacity - 1e-12
     for i in range(3):  # one potential wherever capacity does not bind, and none above it
-        torch.testing.assert_close(potential[i][free[i]], potential[i][free[i]].max().expand(int(free[i].sum())))
+        torch.testing.assert_close(
+            potential[i][free[i]], potential[i][free[i]].max().expand(int(free[i].sum()))
+        )
         assert potential[i].max() <= potential[i][free[i]].max() + 1e-12
 
 
@@ -184,7 +186,11 @@ def test_dtype_is_that_of_the_parameters(dtype):
 
 
 def test_one_link():
-    for energy in (Quadratic(torch.ones(1)), QuadraticL1(torch.ones(1), torch.ones(1)), Tsallis(torch.ones(1))):
+    for energy in (
+        Quadratic(torch.ones(1)),
+        QuadraticL1(torch.ones(1), torch.ones(1)),
+        Tsallis(torch.ones(1)),
+    ):
         assert float(energy.solve()) == pytest.approx(1)
 
 

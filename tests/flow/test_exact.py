@@ -3,10 +3,10 @@
 import math
 
 import numpy as np
-import oracles
 import pytest
 import torch
 
+import oracles
 from sfiformer.flow import flows_from_scores, solve_flows
 
 ALPHAS = [0.01, 0.1, 2.0, math.inf]

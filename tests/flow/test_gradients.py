@@ -2,11 +2,11 @@
 
 import math
 
-import oracles
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+import oracles
 from sfiformer.flow import flows_from_scores, solve_flows
 
 

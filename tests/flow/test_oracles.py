@@ -3,8 +3,9 @@
 import math
 
 import numpy as np
-import oracles
 import pytest
+
+import oracles
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:

@@ -134,7 +134,9 @@ def test_needs_a_penalty():
         flows_from_scores(s, u, lam=0.1, alpha=0.1, scaling="potential", solver="proximal")
 
 
-@pytest.mark.parametrize("settings", [{"iterations": -1}, {"tolerance": -1.0}, {"tolerance": math.nan}, {"start": "zeros"}])
+@pytest.mark.parametrize(
+    "settings", [{"iterations": -1}, {"tolerance": -1.0}, {"tolerance": math.nan}, {"start": "zeros"}]
+)
 def test_bad_settings(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         Proximal(**settings)

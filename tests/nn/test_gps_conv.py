@@ -76,14 +76,6 @@ def test_arguments_are_those_of_gps_conv():
     assert list(inspect.signature(SFiGPSConv.forward).parameters) == call
 
 
-def test_attn_type_of_gps_conv_is_accepted_or_named():
-    """A model that says attn_type="multihead" either works or hears why not."""
-    try:
-        SFiGPSConv(8, None, attn_type="multihead")
-    except (TypeError, ValueError) as error:
-        assert "attn_type" in str(error)
-
-
 def test_dense_mode_equals_gps_conv_of_the_same_weights():
     torch.manual_seed(0)
     theirs = GPSConv(8, _gin(8), heads=1).eval()
