@@ -75,7 +75,7 @@ def test_resistance_and_friction(resistance, friction, message):
 
 
 def test_scaling():
-    with pytest.raises(ValueError, match="scaling.*relative"):
+    with pytest.raises(ValueError, match=r"scaling.*relative"):
         flows_from_scores(GOOD, GOOD, lam=0.1, scaling="relative")
 
 
