@@ -58,9 +58,7 @@ def sfi_attention(
         [nodes, heads, width of v], in the dtype of v; with ``return_flows`` a pair of it and the flows.
     """
     look = checks.wanted(check, q)
-    require_shapes(q, k, v, q_friction, k_friction, ptr)
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p must be at least 0 and less than 1, got {dropout_p}")
+    require_shapes(ptr, dropout_p, q=q, k=k, v=v, q_friction=q_friction, k_friction=k_friction)
     if scaling not in ("absolute", "potential"):
         raise ValueError(f"scaling must be 'absolute' or 'potential', got {scaling!r}")
     checks.require_alpha(alpha, look)
