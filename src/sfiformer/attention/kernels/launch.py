@@ -25,7 +25,6 @@ class Bucket(NamedTuple):
 
 
 BUCKETS = (
-    Bucket(32, 32, 2),
     Bucket(64, 64, 4),
     Bucket(128, 32, 4),
     Bucket(256, 32, 8),
@@ -43,26 +42,12 @@ def serves(q: Tensor, v: Tensor, max_nodes: int) -> bool:
     )
 
 
-def _tiles(ptr: Tensor, nodes: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Graph and first row of each tile of ``rows`` rows; −1 where there are fewer tiles than there might be. No host wait."""
-    sizes = ptr.diff()
-    ends = ((sizes + rows - 1) // rows).cumsum(0)
-    tile = torch.arange(nodes // rows + len(sizes), device=ptr.device)
-    graph = torch.searchsorted(ends, tile, right=True)
-    inside = graph < len(sizes)
-    graph = graph.clamp(max=len(sizes) - 1)
-    first = torch.where(graph > 0, ends[graph - 1], 0)
-    return torch.where(inside, graph, -1).int(), ((tile - first) * rows).int()
-
-
-def _launches(ptr: Tensor, nodes: int, max_nodes: int) -> Iterator[tuple[Bucket, int, Tensor, Tensor]]:
-    """The buckets in use, each with the size that it starts above and its tiles."""
-    below, tiles = 0, {}
+def _launches(graphs: int, nodes: int, max_nodes: int) -> Iterator[tuple[Bucket, int, int]]:
+    """The buckets in use, each with the size that it starts above and the number of its tiles (see `tiles.locate`)."""
+    below = 0
     for bucket in BUCKETS:
         if nodes and below < max_nodes:
-            if bucket.rows not in tiles:
-                tiles[bucket.rows] = _tiles(ptr, nodes, bucket.rows)
-            yield bucket, below, *tiles[bucket.rows]
+            yield bucket, below, nodes // bucket.rows + graphs
         below = bucket.keys
 
 
@@ -103,11 +88,12 @@ def fused_attention(
     nodes, heads, width = q.shape
     out = torch.empty_like(v)
     stats = q.new_empty((8, nodes, heads), dtype=torch.float32)
-    for bucket, below, graph, start in _launches(ptr, nodes, max_nodes):
+    graphs = len(ptr) - 1
+    for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
         options = _tile_options(bucket, below, q, potential, dropout_p)
-        forward_kernel[(len(graph), heads)](
-            q, k, v, q_friction, k_friction, out, stats, ptr, graph, start, lam, seed,
-            0.0 if math.isinf(alpha) else math.log(alpha), scale, dropout_p, heads, width, v.shape[2], nodes * heads,
+        forward_kernel[(tiles, heads)](
+            q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, 0.0 if math.isinf(alpha) else math.log(alpha),
+            scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads,
             HARD=potential or math.isinf(alpha), **options,
         )  # fmt: skip
     return out, stats
@@ -133,25 +119,13 @@ def fused_attention_backward(
     nodes, heads, width = q.shape
     grads = [torch.empty_like(x) for x in (q, k, v, q_friction, k_friction)]
     of_q, of_k, of_v, of_q_friction, of_k_friction = grads
-    sums = q.new_empty((4, nodes, heads), dtype=torch.float32)
+    sums = q.new_empty((5, nodes, heads), dtype=torch.float32)
     inputs = (q, k, v, q_friction, k_friction, grad_out.contiguous())
-    for bucket, below, graph, start in _launches(ptr, nodes, max_nodes):
-        tail = (
-            stats,
-            sums,
-            ptr,
-            graph,
-            start,
-            seed,
-            scale,
-            dropout_p,
-            heads,
-            width,
-            v.shape[2],
-            nodes * heads,
-        )
+    graphs = len(ptr) - 1
+    tail = (stats, sums, ptr, seed, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
+    for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
         options = _tile_options(bucket, below, q, potential, dropout_p)
-        grid = (len(graph), heads)
+        grid = (tiles, heads)
         query_kernel[grid](*inputs, of_q, of_q_friction, *tail, **options)
         key_kernel[grid](*inputs, of_k, of_v, of_k_friction, *tail, **options)
     grad_log_kappa = sums[3].sum(-1) if nodes else q.new_zeros(0, dtype=torch.float32)

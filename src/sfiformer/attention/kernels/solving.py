@@ -13,6 +13,9 @@ Only differences of scores enter (s − m, u − u_max, …), so that nothing is
 import triton
 import triton.language as tl
 
+GENTLE = tl.constexpr(32.0)  # η p_max up to here needs no pivot: see `sfiformer.flow.rows`
+LOG_GENTLE = tl.constexpr(3.5)  # likewise for log κ f_k
+
 
 @triton.jit
 def expm1(x):
@@ -59,25 +62,28 @@ def last_active(u, below, u_min):
 
 
 @triton.jit
-def newton(s, u, valid, scale0, s_ref, leak0, u_max, u_min):
-    """The pivot of each row by Newton's method from all keys downwards, on plain exponentials."""
+def newton(s, u, valid, scale0, s_ref, leak0, u_max):
+    """Newton's method from all keys down, on plain exponentials: m = max s, p/p_m, κ f p_m, κ f_max p_m, η p_m and W/p_m."""
     m = tl.max(tl.where(valid, s, float("-inf")), 1)
     weight = tl.where(valid, tl.exp(s - m[:, None]), 0.0)
     scale = tl.exp(tl.minimum(scale0 + (m - s_ref), 60.0))
-    friction = tl.where(valid, tl.exp(u - u_max[:, None]) * scale[:, None], float("inf"))
+    friction = tl.where(valid, tl.exp(u - u_max[:, None]) * scale[:, None], 3e38)
     leak = tl.exp(leak0 - (m - s_ref))
-    product = tl.where(valid, weight * friction, 0.0)
+    product = weight * friction
     total = tl.sum(weight, 1) + leak
     eta = (1 + tl.sum(product, 1)) / total
     moving = 1
     while moving > 0:
         active = friction < eta[:, None]
-        shrunk = tl.sum(tl.where(active, weight, 0.0), 1) + leak
-        lower = (1 + tl.sum(tl.where(active, product, 0.0), 1)) / shrunk
+        shrunk, drawn = tl.reduce(
+            (tl.where(active, weight, 0.0), tl.where(active, product, 0.0)), 1, add_pairs
+        )
+        shrunk += leak
+        lower = (1 + drawn) / shrunk
         moving = tl.max((shrunk < total).to(tl.int32), 0)
         total = shrunk
         eta = tl.where(lower < eta, lower, eta)
-    return last_active(u, friction < eta[:, None], u_min)
+    return m, weight, friction, scale, eta, total
 
 
 @triton.jit
@@ -102,34 +108,46 @@ def rounding(a, b):
 
 @triton.jit
 def solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max):
-    """Pivot u_k, level t, log κ f_k, reference m, total weight and log leak of each row; a row of level ≤ 0 has no flow."""
+    """The flows z of a tile and, for each row, pivot u_k, level t, log κ f_k, reference m, total weight and log leak.
+
+    A row of level −inf has no flow.
+    """
     u_min = tl.min(tl.where(valid, u, float("inf")), 1)
-    pivot = newton(s, u, valid, scale0, s_ref, leak0, u_max, u_min)
-    level, scale, m, total, log_leak = measure(s, u, valid, pivot, scale0, s_ref, leak0, spill0, u_max)
-    rise = log1p(level * tl.exp(-scale))
-    grown = valid & (u > pivot[:, None]) & (u < (pivot + rise)[:, None])
-    wrong = ((level <= 0) & (pivot > u_min)) | ((level > 0) & (tl.max(grown.to(tl.int32), 1) > 0))
-    if tl.max(wrong.to(tl.int32), 0) > 0:
-        # No key carries more than the whole flow: η ≤ κ f_j + 1/p_j for every j, in logarithms.
-        friction = scale0[:, None] + (u - u_max[:, None])  # log κ f_j, less (s_ref − …), as below
-        supply = s_ref[:, None] - s
-        high, low = tl.maximum(friction, supply), tl.minimum(friction, supply)
-        bound = tl.min(tl.where(valid, high + tl.log(1 + tl.exp(low - high)), float("inf")), 1)
-        limit = bound - scale0 + u_max
-        start = last_active(u, valid & (u < (limit + rounding(limit, u_max))[:, None]), u_min)
-        pivot = tl.where(wrong, start, pivot)
-        shrinking = 1
-        while shrinking > 0:
-            level, scale, m, total, log_leak = measure(
-                s, u, valid, pivot, scale0, s_ref, leak0, spill0, u_max
-            )
-            shrink = (level <= 0) & (pivot > u_min)
-            rise = log1p(tl.maximum(level * tl.exp(-scale), -0.999999))
-            limit = tl.minimum(pivot + rise + rounding(pivot, u_max), pivot)
-            lower = last_active(u, valid & (u < limit[:, None]), u_min)
-            pivot = tl.where(shrink, lower, pivot)
-            shrinking = tl.max(shrink.to(tl.int32), 0)
-    return pivot, level, scale, m, total, log_leak
+    m, weight, friction, steep, eta, total = newton(s, u, valid, scale0, s_ref, leak0, u_max)
+    pivot = last_active(u, valid & (friction < eta[:, None]), u_min)
+    scale = scale0 + (m - s_ref) + (pivot - u_max)
+    level = eta - tl.exp(tl.minimum(scale, 60.0))
+    log_leak = leak0 - (m - s_ref)
+    z = weight * tl.maximum(eta[:, None] - friction, 0.0)
+    if (tl.max(eta, 0) > GENTLE) | (tl.max(steep, 0) > 1e20):
+        level, scale, m, total, log_leak = measure(s, u, valid, pivot, scale0, s_ref, leak0, spill0, u_max)
+        rise = log1p(level * tl.exp(-scale))
+        grown = valid & (u > pivot[:, None]) & (u < (pivot + rise)[:, None])
+        wrong = ((level <= 0) & (pivot > u_min)) | ((level > 0) & (tl.max(grown.to(tl.int32), 1) > 0))
+        if tl.max(wrong.to(tl.int32), 0) > 0:
+            # No key carries more than the whole flow: η ≤ κ f_j + 1/p_j for every j. In logarithms, and less m − s_ref:
+            taken = scale0[:, None] + (u - u_max[:, None])
+            supply = s_ref[:, None] - s
+            high, low = tl.maximum(taken, supply), tl.minimum(taken, supply)
+            bound = tl.min(tl.where(valid, high + tl.log(1 + tl.exp(low - high)), float("inf")), 1)
+            limit = bound - scale0 + u_max
+            start = last_active(u, valid & (u < (limit + rounding(limit, u_max))[:, None]), u_min)
+            pivot = tl.where(wrong, start, pivot)
+            shrinking = 1
+            while shrinking > 0:
+                level, scale, m, total, log_leak = measure(
+                    s, u, valid, pivot, scale0, s_ref, leak0, spill0, u_max
+                )
+                shrink = (level <= 0) & (pivot > u_min)
+                rise = log1p(tl.maximum(level * tl.exp(-scale), -0.999999))
+                limit = tl.minimum(pivot + rise + rounding(pivot, u_max), pivot)
+                lower = last_active(u, valid & (u < limit[:, None]), u_min)
+                pivot = tl.where(shrink, lower, pivot)
+                shrinking = tl.max(shrink.to(tl.int32), 0)
+        level = tl.where(level > 0, level, float("-inf"))
+        z, _, _ = flows(s, u, valid, pivot, level, scale, m)
+    level = tl.where(level > 0, level, float("-inf"))
+    return z, pivot, level, scale, m, total, log_leak
 
 
 @triton.jit
@@ -139,10 +157,9 @@ def flows(s, u, valid, pivot, level, scale, m):
     A key is active where t + κ (f_k − f_j) > 0, which holds for the pivot whatever the last bit of its recomputed score.
     """
     above = u - pivot[:, None]
-    steep = tl.exp(scale)[:, None]
+    steep = tl.exp(tl.minimum(scale, 80.0))[:, None]
     up = expm1(above)
-    flowing = level[:, None] > 0
-    active = valid & flowing & ((above <= 0) | (steep * up < level[:, None]))
+    active = valid & (level[:, None] > 0) & ((above <= 0) | (steep * up < level[:, None]))
     exponent = tl.where(active, s - m[:, None], float("-inf"))
     weight = tl.exp(exponent)
     depth = tl.abs(up)
@@ -150,5 +167,16 @@ def flows(s, u, valid, pivot, level, scale, m):
         depth > 0, tl.exp(exponent + scale[:, None] + tl.log(tl.where(depth > 0, depth, 1.0))), 0.0
     )
     z = tl.maximum(weight * level[:, None] + tl.where(above <= 0, lifted, -lifted), 0.0)
-    z = tl.where(active, z, 0.0)
-    return z, exponent, exponent + scale[:, None] + above
+    return tl.where(active, z, 0.0), exponent, exponent + scale[:, None] + above
+
+
+@triton.jit
+def gentle_flows(s, u, valid, pivot, level, scale, m):
+    """z, p/p_m on A and κ f p there, where κ f_k is moderate in every row of the tile: `flows` without logarithms."""
+    steep = tl.exp(scale)
+    taken = steep[:, None] * tl.exp(u - pivot[:, None])  # κ f_j / p_m
+    eta = (tl.maximum(level, -1e30) + steep)[:, None]
+    active = valid & (taken < eta)
+    weight = tl.where(active, tl.exp(s - m[:, None]), 0.0)
+    gated = tl.where(active, weight * taken, 0.0)
+    return weight * eta - gated, weight, gated

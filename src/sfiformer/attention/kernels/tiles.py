@@ -9,6 +9,24 @@ import triton.language as tl
 
 
 @triton.jit
+def locate(ptr, graphs, tile, ROWS: tl.constexpr):
+    """First node and size of the graph that a tile belongs to, and the tile's first row in it (beyond the size: no tile).
+
+    Graph g owns the tiles from ptr[g] // ROWS + g on: enough for it, whatever the sizes, so that nobody need count them.
+    """
+    low, high = 0, graphs
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(ptr + middle) // ROWS + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    start = tl.load(ptr + low)
+    n = (tl.load(ptr + low + 1) - start).to(tl.int32)
+    return start, n, low, ((tile - start // ROWS - low) * ROWS).to(tl.int32)
+
+
+@triton.jit
 def load_chunk(base, nodes, n, stride, first, width, WIDTH: tl.constexpr):
     """Columns first … first + WIDTH of the given nodes of a graph of n, zeros outside: [nodes, WIDTH]."""
     columns = first + tl.arange(0, WIDTH)
