@@ -75,11 +75,8 @@ def newton(s, u, valid, scale0, s_ref, leak0, u_max):
     moving = 1
     while moving > 0:
         active = friction < eta[:, None]
-        shrunk, drawn = tl.reduce(
-            (tl.where(active, weight, 0.0), tl.where(active, product, 0.0)), 1, add_pairs
-        )
-        shrunk += leak
-        lower = (1 + drawn) / shrunk
+        shrunk = tl.sum(tl.where(active, weight, 0.0), 1) + leak
+        lower = (1 + tl.sum(tl.where(active, product, 0.0), 1)) / shrunk
         moving = tl.max((shrunk < total).to(tl.int32), 0)
         total = shrunk
         eta = tl.where(lower < eta, lower, eta)
