@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +22,7 @@ import torch
 import torch_geometric
 from torch_geometric.loader import DataLoader
 
+from common import header, publish, synchronize
 from sfiformer.data import GraphStore
 
 BATCH = 256
@@ -76,12 +75,10 @@ def epoch_times(batches: Callable[[], Iterable], device: torch.device) -> list[f
     times = []
     iterator = iter(batches())
     while True:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(device)
         start = time.perf_counter()
         batch = next(iterator, None)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(device)
         if batch is None:
             return times
         times.append(time.perf_counter() - start)
@@ -117,26 +114,13 @@ def check_equal(expected, got) -> None:
             raise AssertionError(f"the two batches differ in {name}")
 
 
-def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
-
-
 def report(store: GraphStore, source: str, device: torch.device, rounds: int) -> str:
     milliseconds = measure(store, device, rounds)
     baseline = milliseconds["PyG DataLoader"]
-    machine = processor()
-    if device.type == "cuda":
-        machine += f"; {torch.cuda.get_device_name()}"
     per_graph = f"{store.num_nodes / len(store):.1f} nodes and {store.num_edges / len(store):.1f} edges each"
-    versions = f"PyTorch {torch.__version__}, PyG {torch_geometric.__version__}, NumPy {np.__version__}"
     batches = rounds * len(store) // BATCH
     lines = [
-        f"date      {datetime.now().astimezone():%Y-%m-%d %H:%M %z}",
-        f"machine   {machine}",
-        f"versions  Python {platform.python_version()}, {versions}",
+        *header(device, PyG=torch_geometric.__version__, NumPy=np.__version__),
         f"graphs    {source}; {per_graph}; {store.nbytes / 2**20:.0f} MiB",
         f"batch     {BATCH} graphs; median of {batches} batches; delivered on {device.type}",
         "",
@@ -154,11 +138,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     store, source = real_graphs() or generated_graphs()
-    text = report(store, source, torch.device(arguments.device), arguments.rounds)
-    print(text)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(text + "\n")
+    publish(report(store, source, torch.device(arguments.device), arguments.rounds), arguments.out)
 
 
 if __name__ == "__main__":

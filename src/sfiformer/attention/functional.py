@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
@@ -115,13 +113,12 @@ def _graph_by_graph(
 ) -> tuple[Tensor, list[Tensor]]:
     """The same, with every flow kept and autograd through all of it: for pictures, other solvers, and as a test's oracle."""
     outs, flows = [v[:0]], []
-    offsets = ptr.tolist()
+    sizes = ptr.diff().tolist()
+    parts = zip(*(x.split(sizes) for x in (q, k, v, q_friction, k_friction)), strict=True)
     work = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
-        for graph, (start, end) in enumerate(pairwise(offsets)):
-            qg, kg, vg, qf, kf = (
-                x[start:end].transpose(0, 1).to(work) for x in (q, k, v, q_friction, k_friction)
-            )  # [heads, n, width]
+        for graph, part in enumerate(parts):
+            qg, kg, vg, qf, kf = (x.transpose(0, 1).to(work) for x in part)  # [heads, n, width]
             s, u = qg @ kg.mT * scale, qf @ kf.mT * scale  # [heads, n, n]
             z = flows_from_scores(
                 s, u, lam=lam[graph], alpha=alpha, scaling=scaling, solver=solver, check=look
