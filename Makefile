@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: install test lint types unit demo bench clean
+.PHONY: install test lint types unit test-gpu demo bench clean
 
 install: $(READY)
 
@@ -24,6 +24,10 @@ types: install
 
 unit: install
 	$(BIN)/python -m pytest -q -n 2
+
+# The kernels on the GPU of this machine, in whatever Python is given (a CUDA build of PyTorch, Triton and pytest).
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -q tests/attention/test_kernels.py tests/data/test_store.py
 
 demo: install
 	$(BIN)/python -m sfiformer.demo

@@ -98,8 +98,7 @@ def query_kernel(
             lift = tl.maximum(steep, 0.0)
             lifted = tl.exp(tl.minimum(log_weight + lift[:, None], 80.0))
             offset = (tl.sum(lifted * ahead, 1) - tl.exp(tl.minimum(log_leak + lift, 80.0)) * g_top) / total
-            offset = tl.where(level > 0, offset, -g_top * tl.exp(tl.minimum(lift, 80.0)))
-            mean = g_top + offset * tl.exp(-lift)
+            mean = tl.where(level > 0, g_top + offset * tl.exp(-lift), 0.0)
             centred = ahead - (offset * tl.exp(-lift))[:, None]
             gate = gate_gradient(log_gated, ahead, offset, lift)
         pull = tl.sum(centred * z, 1)
