@@ -93,8 +93,14 @@ class TrainerConfig:
     """Stop after so many epochs without a better validation score; null: never."""
     accumulate: int = 1
     """Batches whose gradients are added up for one step."""
+    checkpoint_steps: int | None = None
+    """Also write a checkpoint every so many steps of an epoch; null: at the end of each epoch only."""
+    measure_zeros: bool = True
+    """Measure the share of zero flows in sfi attention, on a few graphs, after each epoch."""
     precision: Literal["32", "bf16-mixed"] = "32"
     """Arithmetic of the forward and backward pass."""
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """What to run on; auto: GPUs where there are any."""
     devices: int = 1
     """Processes (GPUs, where there are any) on each machine."""
     nodes: int = 1
@@ -104,6 +110,9 @@ class TrainerConfig:
         for key in ("epochs", "accumulate", "devices", "nodes"):
             if getattr(self, key) < 1:
                 raise ValueError(f"trainer.{key} is {getattr(self, key)}; it must be at least 1")
+        for key in ("patience", "checkpoint_steps"):
+            if getattr(self, key) is not None and getattr(self, key) < 1:
+                raise ValueError(f"trainer.{key} is {getattr(self, key)}; it must be at least 1, or null")
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,10 @@ class ExperimentConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     seed: int = 0
     """Seed of weights, order, dropout and generated data."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must not be negative")
 
     @classmethod
     def from_preset(cls, name: str, overrides: Mapping[str, Any] | None = None) -> "ExperimentConfig":

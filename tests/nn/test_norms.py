@@ -1,7 +1,9 @@
 import pytest
 import torch
+from torch import nn
 from torch_geometric.nn import LayerNorm as PyGLayerNorm
 
+from sfiformer import ranks
 from sfiformer.nn.norms import BatchNorm, GraphLayerNorm, make_norm
 from sfiformer.nn.partition import Partition
 
@@ -41,3 +43,23 @@ def test_make_norm(kind, parameters):
     norm = make_norm(kind, 4)
     assert norm(torch.randn(6, 4), GRAPHS).shape == (6, 4)
     assert sum(p.numel() for p in norm.parameters()) == parameters
+
+
+def test_batch_norm_over_ranks_is_batch_norm_where_there_is_one():
+    """Forward, gradients and running statistics of the formula that ranks share."""
+    torch.manual_seed(0)
+    plain, shared = BatchNorm(5).double(), BatchNorm(5).double()
+    ranks.join(shared)
+    for module in (plain, shared):
+        nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(1))
+    for rows in (9, 2, 1, 0):
+        x = torch.randn(rows, 5, dtype=torch.float64) * 3 + 7
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        outputs = [module(y) for module, y in zip((plain, shared), inputs, strict=True)]
+        torch.testing.assert_close(outputs[1], outputs[0])
+        if rows > 2:
+            for out in outputs:
+                (out**3).sum().backward()
+            torch.testing.assert_close(inputs[1].grad, inputs[0].grad)
+            torch.testing.assert_close(shared.weight.grad, plain.weight.grad)
+    torch.testing.assert_close(dict(shared.named_buffers()), dict(plain.named_buffers()))

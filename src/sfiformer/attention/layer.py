@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sfiformer import ranks
 from sfiformer.attention.adjacency import Adjacency
 from sfiformer.attention.dense import dfi_attention
 from sfiformer.attention.functional import sfi_attention
@@ -49,6 +50,7 @@ class SFiAttention(nn.Module):
     """
 
     largest: Tensor
+    across_ranks = False  # whether "the batch" is that of all ranks of a distributed run: see `ranks.join`
 
     def __init__(
         self,
@@ -208,6 +210,8 @@ class SFiAttention(nn.Module):
         """N* for every graph: of the batch in training; in evaluation the largest of training, if there was any."""
         here = torch.cat([sizes, sizes.new_zeros(1)]).amax()
         if self.training:
+            if self.across_ranks:
+                here = ranks.largest(here)
             self.largest.copy_(torch.maximum(self.largest, here))
         return (here if self.training else torch.where(self.largest > 0, self.largest, here)).expand_as(sizes)
 

@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from torch_geometric.data import Data
-
-from . import jsonl, ptfile, smiles
+from . import jsonl, smiles
 from .dataset import Dataset
 from .infer import Classes, encode, infer_level, infer_task, label_rows, standardised
 from .pack import masked_labels, pack
@@ -32,7 +30,10 @@ from .splits import (
 from .store import GraphStore
 from .task import Kind, Level, Task
 
-Source = str | Path | Sequence[Data]
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+Source = str | Path | Sequence["Data"]
 SplitBy = Literal["auto", "column", "masks", "random", "scaffold"]
 Bad = list[tuple[str, str]]  # (place, reason)
 
@@ -58,6 +59,8 @@ def open_source(
     text is zipped.
     """
     if not isinstance(source, str | Path):
+        from . import ptfile  # PyG takes seconds to import, and only its own graphs need it
+
         return ptfile.rows(source, "the list", split_column), None
     path = Path(source)
     if not path.is_file():
@@ -68,6 +71,8 @@ def open_source(
     if path.name.endswith(_JSONL):
         return jsonl.rows(path, split_column), None
     if path.suffix == ".pt":
+        from . import ptfile
+
         return ptfile.rows(ptfile.load_pt(path), str(path), split_column), None
     raise ValueError(f"{path}: its name must end in one of .pt, {', '.join(_JSONL + _CSV)}")
 
@@ -80,12 +85,10 @@ def read_graphs(rows: Rows, *, bad: Bad | None = None, schema: Schema | None = N
     """
     node_width: int | None = None
     edge_width: int | None = None
-    for place, build in rows:
+    for number, (place, build) in enumerate(rows):
         try:
             record = build()
-            record.place = place
-            if record.split is not None:
-                record.split = split_name(record.split)
+            record.place, record.number = place, number
             if schema is not None:
                 schema.check(record)
             else:
@@ -134,7 +137,7 @@ def load_custom(
     rows, target_names = open_source(
         source, targets=targets, smiles_column=smiles_column, split_column=split_column
     )
-    records = list(read_graphs(rows, bad=bad))
+    records = [record for record in read_graphs(rows, bad=bad) if _keep([record], _settle_split, bad)]
     _not_empty(name, records, bad)
     level = level or infer_level(records)
     records = _with_labels_of_one_width(records, level, bad)
@@ -168,7 +171,11 @@ def load_custom(
         },
         task=task,
         schema=schema,
-        ids={part: [records[i].id or str(i) for i in members] for part, members in chosen.items() if members},
+        ids={
+            part: [records[i].id or str(records[i].number) for i in members]
+            for part, members in chosen.items()
+            if members
+        },
         bad=bad or [],
         notes=_notes(records, task, how),
     )
@@ -187,15 +194,15 @@ def stream(
     """Chunks of a source for prediction: the graphs' ids and their store, `chunk` graphs in memory at a time.
 
     Graphs must fit the `schema` that the model was trained on. Labels are not needed; with `task` they are
-    read and encoded as in training. `bad` collects bad rows, as for `read_graphs`.
+    read and encoded as in training. A graph without an id of its own is called by its place in the source,
+    from 0. `bad` collects bad rows, as for `read_graphs`.
     """
     if task is None:
         targets = ()
     rows, _ = open_source(source, targets=targets, smiles_column=smiles_column)
-    graphs = enumerate(_encodable(read_graphs(rows, bad=bad, schema=schema), task, bad))
+    graphs = _encodable(read_graphs(rows, bad=bad, schema=schema), task, bad)
     while members := list(islice(graphs, chunk)):
-        ids = [record.id or str(number) for number, record in members]
-        yield ids, pack([record for _, record in members], schema, task)
+        yield [record.id or str(record.number) for record in members], pack(members, schema, task)
 
 
 def _split(
@@ -236,6 +243,11 @@ def _with_labels_of_one_width(records: list[Record], level: Level, bad: Bad | No
             width = table.shape[1]
 
     return _keep(records, check, bad)
+
+
+def _settle_split(record: Record) -> None:
+    if record.split is not None:
+        record.split = split_name(record.split)
 
 
 def _encodable(records: Iterator[Record], task: Task | None, bad: Bad | None) -> Iterator[Record]:

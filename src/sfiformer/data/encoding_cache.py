@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sfiformer.data.encodings import Encoding
-from sfiformer.data.files import whole_file
 from sfiformer.data.store import GraphStore
+from sfiformer.files import whole_file
 
 logger = logging.getLogger(__name__)
 

@@ -1,19 +1,16 @@
-"""Graph stores on disk, and writing files so that no half of one is ever taken for a whole."""
+"""Graph stores on disk."""
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from sfiformer.files import whole_file, whole_folder
 
 if TYPE_CHECKING:
     from sfiformer.data.store import GraphStore
@@ -22,50 +19,6 @@ FORMAT = "sfiformer graph store"
 VERSION = 1
 MANIFEST = "manifest.json"
 LEVELS = ("node", "edge", "graph", "link")
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to that takes its place at `path` when all is on the disk, or leaves nothing behind."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _sibling(path)
-    try:
-        with partial.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill that takes its place at `folder` when the block ends well, or leaves nothing behind.
-
-    What was at `folder` before is replaced, in two renames: a reader finds the old one, the new one, or for
-    an instant none. The files in it must be synced by their writer.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial, old = _sibling(folder), _sibling(folder)
-    partial.mkdir()
-    try:
-        yield partial
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        if old.exists():
-            os.replace(old, folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sibling(path: Path) -> Path:
-    """A hidden, unused name beside `path`; unlike tempfile's, what is made there has ordinary permissions."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
 def save_store(store: GraphStore, folder: Path) -> None:

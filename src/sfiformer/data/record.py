@@ -44,6 +44,7 @@ class Record:
     smiles: str | None = None
     unused: frozenset[str] = frozenset()  # names of fields that were given and are not read
     place: str = ""  # file and line or row, for messages
+    number: int = 0  # its place among all rows of the source, bad ones included
 
     @property
     def num_nodes(self) -> int:

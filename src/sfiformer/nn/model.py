@@ -12,11 +12,12 @@ from sfiformer.nn.encoders import FeatureEncoder
 from sfiformer.nn.gps_layer import GPSLayer
 from sfiformer.nn.heads import LinkHead, make_head
 from sfiformer.nn.partition import Partition
+from sfiformer.nn.pretrained import Pretrained, mismatch
 from sfiformer.presets import read_preset
 from sfiformer.schema import Layer, build
 
 
-class SFiFormer(nn.Module):
+class SFiFormer(Pretrained, nn.Module):
     """Graph transformer with sparse-flow-induced attention and, as settings, its relatives (`ModelConfig`).
 
     `model(batch)` takes the project's GraphBatch, a PyG Batch or a single PyG Data with the fields `x`,
@@ -104,16 +105,8 @@ def load_dense(model: SFiFormer, state: Mapping[str, Tensor]) -> LoadReport:
     with torch.device("meta"):
         twin = SFiFormer(replace(model.config, attention="dfi")).state_dict()
     own = model.state_dict()
-    problems = [f"{key} is missing" for key in twin if key not in state]
-    problems += [f"{key} is unknown" for key in state if key not in twin]
-    problems += [
-        f"{key} has shape {list(state[key].shape)}, not {list(twin[key].shape)}"
-        for key in twin
-        if key in state and state[key].shape != twin[key].shape
-    ]
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise ValueError(f"the state is not of this model's dense twin, attention: dfi: {problems[0]}{more}")
+    if problem := mismatch(twin, state):
+        raise ValueError(f"the state is not of this model's dense twin, attention: dfi: {problem}")
     loaded = [key for key in own if key in twin]
     model.load_state_dict({key: state[key] for key in loaded}, strict=False)
     return LoadReport(loaded, [key for key in own if key not in twin])

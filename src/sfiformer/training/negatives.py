@@ -4,14 +4,13 @@ import torch
 from torch import Tensor
 
 
-def sample_negatives(
-    links: Tensor, ptr: Tensor, generator: torch.Generator | None = None, per_positive: int = 2
-) -> Tensor:
-    """False links [2, ≤ per_positive·P] with the heads of the true `links` [2, P], drawn anew by each call.
+def sample_negatives(links: Tensor, ptr: Tensor, uniform: Tensor) -> Tensor:
+    """False links [2, ≤ P·K] with the heads of the true `links` [2, P], K for each.
 
-    Tails are uniform over the nodes of the head's graph (nodes ptr[g] … ptr[g+1]-1, batch-global) other than
-    the head and the nodes linked with it in either direction: the score of a link, a dot product, has no
-    direction. A head that is linked with every node has no negatives.
+    `uniform` [P, K], numbers drawn from [0, 1), chooses the tails: uniformly among the nodes of the head's
+    graph (ptr[g] … ptr[g+1]-1, batch-global) other than the head and the nodes linked with it in either
+    direction, since the score of a link, a dot product, has no direction. A head that is linked with every
+    node has no negatives.
     """
     nodes = int(ptr[-1])
     head, tail = links
@@ -22,10 +21,10 @@ def sample_negatives(
     first = torch.searchsorted(excluded_head, torch.arange(nodes + 1, device=ptr.device))  # [N + 1]
     free = ptr.diff()[graph] - first.diff()  # [N] tails that each head may take
 
-    heads = head.repeat_interleave(per_positive)
-    heads = heads[free[heads] > 0]
-    uniform = torch.rand(len(heads), generator=generator, dtype=torch.float64, device=head.device)
-    k = (uniform * free[heads]).long()
+    heads = head.repeat_interleave(uniform.size(1))
+    drawable = free[heads] > 0
+    heads = heads[drawable]
+    k = (uniform.flatten()[drawable] * free[heads]).long()
     # The k-th free node is k plus the number of excluded ones before it: with these sorted, e_0 < e_1 < …,
     # it is the number of i with e_i - i ≤ k. One search over all heads finds it, in each head's own keys.
     order = torch.arange(len(pairs), device=ptr.device) - first[excluded_head]

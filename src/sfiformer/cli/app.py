@@ -1,0 +1,75 @@
+"""The commands together, and how their errors are shown."""
+
+import os
+import sys
+from typing import Any
+
+import typer
+
+from sfiformer.cli import data, evaluate, predict, presets, train
+from sfiformer.errors import UserError
+from sfiformer.schema import nearest
+
+app = typer.Typer(
+    name="sfi",
+    help="Graph transformers with exact sparse-flow-induced attention: train, evaluate, predict.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+train.register(app)
+evaluate.register(app)
+predict.register(app)
+presets.register(app)
+data.register(app)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line. An error is one line on standard error, its traceback only under --debug.
+
+    Exit codes: 2 for what the user asked wrongly, 1 for any other failure, 130 when interrupted.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = app(arguments, prog_name="sfi", standalone_mode=False)
+    except Exception as error:
+        if "--debug" in arguments:
+            raise
+        sys.exit(_report(error))
+    except KeyboardInterrupt:
+        sys.exit(_say("interrupted", 130))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report(error: Exception) -> int:
+    if isinstance(error, BrokenPipeError):  # the reader of our output (`head`, say) has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if type(error).__name__ == "Abort":  # typer's, for Ctrl-C
+        return _say("interrupted", 130)
+    if hasattr(error, "format_message"):  # a usage error of typer, whose class has moved between its releases
+        return _say(_usage(error), 2) if error.format_message() else 2  # empty: the help was shown
+    if isinstance(error, UserError):
+        return _say(str(error), 2)
+    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
+        return _say(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+    if isinstance(error, ValueError | ImportError | OSError):
+        return _say(str(error), 1)
+    return _say(f"{type(error).__name__}: {error} (--debug shows where)", 1)
+
+
+def _usage(error: Any) -> str:
+    option = getattr(error, "option_name", None)
+    if option is not None and error.ctx is not None:
+        known = [
+            name for parameter in error.ctx.command.params for name in parameter.opts if name[:2] == "--"
+        ]
+        return f"there is no option {option}; did you mean {nearest(option, known)}?"
+    help_command = f" (see {error.ctx.command_path} --help)" if getattr(error, "ctx", None) else ""
+    return error.format_message().rstrip(".") + help_command
+
+
+def _say(message: str, code: int) -> int:
+    print(f"sfi: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,45 @@
+"""`sfi eval RUN`: the scores of a trained model."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sfiformer.cli.options import Checkpoint, Debug, Device
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `sfi train`.")],
+    split: Annotated[
+        Literal["train", "val", "test"],
+        typer.Option("--split", metavar="train|val|test", help="A split of the run's data."),
+    ] = "test",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", metavar="FILE", help="Labelled graphs of your own, in place of the run's data."
+        ),
+    ] = None,
+    checkpoint: Checkpoint = "best",
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", metavar="N", help="Graphs at a time; as in training if not given."),
+    ] = None,
+    device: Device = "auto",
+    json_output: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Measure a run's model on a split of its data, or on a file of labelled graphs."""
+    from sfiformer.training import evaluate as measure
+
+    scores = measure(run, split=split, checkpoint=checkpoint, data=data, batch_size=batch_size, device=device)
+    if json_output:
+        print(json.dumps(scores))
+    else:
+        for name, value in scores.items():
+            print(f"{name} {value:.6g}")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("eval")(evaluate)

@@ -1,0 +1,114 @@
+"""Options that several commands share, and the dotted keys of an experiment as options."""
+
+import ast
+import inspect
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+import yaml
+from rich.markup import escape
+
+from sfiformer.config import ExperimentConfig
+from sfiformer.schema import dotted_keys
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Device = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda, or auto.")]
+Checkpoint = Annotated[
+    Literal["best", "last"],
+    typer.Option("--checkpoint", metavar="best|last", help="Which weights of the run."),
+]
+
+# The order of the groups in the help, the longest last.
+SECTIONS = ("data", "trainer", "optim", "model")
+# Short names of keys that are often set.
+ALIASES = {"trainer.devices": "--devices", "trainer.nodes": "--nodes"}
+
+
+def dotted_parameters() -> list[inspect.Parameter]:
+    """For every dotted key of an experiment a function parameter that typer makes an option --KEY of."""
+    classes = {section: _hint(section) for section in SECTIONS}
+    keys = [key for key in dotted_keys(ExperimentConfig) if key not in classes]
+    keys.sort(key=lambda key: SECTIONS.index(key.partition(".")[0]) if "." in key else -1)
+    documents = {"": attribute_docs(ExperimentConfig)}
+    documents |= {section: attribute_docs(cls) for section, cls in classes.items()}
+    parameters = []
+    for key in keys:
+        section, _, name = key.rpartition(".")
+        parameters.append(_parameter(key, documents[section][name]))
+    return parameters
+
+
+def attribute_docs(cls: type) -> dict[str, str]:
+    """The string that stands below each attribute of a class."""
+    (definition,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(definition, ast.ClassDef)
+    documents = {}
+    for attribute, below in zip(definition.body, definition.body[1:], strict=False):
+        if (
+            isinstance(attribute, ast.AnnAssign)
+            and isinstance(attribute.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+        ):
+            documents[attribute.target.id] = inspect.cleandoc(str(below.value.value))
+    return documents
+
+
+def parse(key: str, text: str) -> Any:
+    """The value that an option's text means for the key; the strict reader checks it later.
+
+    Text is taken as it stands, lists are separated by commas, all else is read as YAML; null is no value.
+    """
+    hint = _hint(key)
+    if type(None) in get_args(hint) and text == "null":
+        return None
+    kind = _without_none(hint)
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        entries = [entry.strip() for entry in text.strip("[]()").split(",") if entry.strip()]
+        return [entry if item is str else _yaml(entry) for entry in entries]
+    return text if kind is str or get_origin(kind) is Literal else _yaml(text)
+
+
+def _parameter(key: str, document: str) -> inspect.Parameter:
+    names = [f"--{key}", *([ALIASES[key]] if key in ALIASES else [])]
+    kind = _without_none(_hint(key))
+    metavar = {int: "INT", float: "NUMBER", bool: "true|false", str: "TEXT"}.get(kind, "NAME")
+    if get_origin(kind) is tuple:
+        metavar = "A,B,…"
+    if get_origin(kind) is Literal:
+        document = f"{document} One of: {', '.join(get_args(kind))}."
+    option = typer.Option(
+        *names,
+        metavar=metavar,
+        help=escape(" ".join(document.split())),
+        rich_help_panel=f"Settings: {key.partition('.')[0]}" if "." in key else None,
+        show_default=False,
+    )
+    return inspect.Parameter(
+        key.replace(".", "__"),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[str | None, option],
+    )
+
+
+def _hint(key: str) -> Any:
+    hint: Any = ExperimentConfig
+    for name in key.split("."):
+        hint = get_type_hints(hint)[name]
+    return hint
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (argument for argument in get_args(hint) if argument is not type(None))
+    return hint
+
+
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text

@@ -1,0 +1,116 @@
+"""A trained model with all that it takes to read new graphs and to say its outputs in the user's terms."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sfiformer.data.batch import GraphBatch
+from sfiformer.data.custom import stream
+from sfiformer.data.decode import decode
+from sfiformer.data.schema import Schema
+from sfiformer.data.standardize import Standardizer
+from sfiformer.data.store import GraphStore
+from sfiformer.data.task import Task
+from sfiformer.errors import UserError
+from sfiformer.nn.model import SFiFormer
+from sfiformer.training.inference import load_checkpoint, model_inputs, pick_device
+from sfiformer.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+Table = dict[str, list[Any]]
+
+
+class Predictor:
+    """Predicts on the device that the model is on.
+
+    Args:
+        model: the trained model.
+        task: what its outputs mean.
+        schema: the features that it was trained on; other graphs are refused.
+        standardizer: of the training features, where they were standardised.
+        smiles_column: of the CSV files that are to come, where it cannot be found.
+    """
+
+    def __init__(
+        self,
+        model: SFiFormer,
+        task: Task,
+        schema: Schema,
+        standardizer: Standardizer | None = None,
+        smiles_column: str | None = None,
+    ) -> None:
+        self.model, self.task, self.schema = model.eval(), task, schema
+        self.standardizer, self.smiles_column = standardizer, smiles_column
+
+    @classmethod
+    def from_run(cls, run: str | Path, *, checkpoint: str = "best", device: str = "auto") -> "Predictor":
+        """The model of a run's checkpoint, "best" or "last", on a device ("auto": a GPU where there is one)."""
+        folder = RunFolder(run)
+        task, schema, standardizer = folder.task()
+        smiles_column = folder.config().data.smiles_column
+        model = load_checkpoint(folder, checkpoint).to(pick_device(device))
+        return cls(model, task, schema, standardizer, smiles_column)
+
+    def tables(
+        self,
+        source: "str | Path | Sequence[Data]",
+        *,
+        batch_size: int = 32,
+        bad: list[tuple[str, str]] | None = None,
+        smiles_column: str | None = None,
+    ) -> Iterator[Table]:
+        """The table of predictions part by part, `batch_size` graphs in memory at a time; see `predict`."""
+        if batch_size < 1:
+            raise UserError(f"the batch size is {batch_size}; it must be at least 1")
+        rows = 0
+        column = smiles_column or self.smiles_column
+        for ids, store in stream(source, self.schema, chunk=batch_size, bad=bad, smiles_column=column):
+            if table := self._table(ids, store):
+                rows += len(table["graph"])
+                yield table
+        if not rows:
+            raise UserError(self._nothing(source, bad))
+
+    @torch.inference_mode()
+    def _table(self, ids: list[str], store: GraphStore) -> Table:
+        places = self._places(ids, store)
+        if not places["graph"]:
+            return {}
+        device = next(self.model.parameters()).device
+        store = model_inputs(store, self.model.config, self.standardizer, progress=False)
+        outputs = [self.model(batch.to(device)).float().cpu() for batch in self._batches(store)]
+        return places | decode(self.task, torch.cat(outputs))
+
+    def _batches(self, store: GraphStore) -> Iterator[GraphBatch]:
+        if self.model.config.solver == "proximal":
+            # The random start of the iteration depends on a graph's batch-mates: let there be none.
+            yield from (store.batch([graph]) for graph in range(len(store)))
+        else:
+            yield store.batch(range(len(store)))
+
+    def _places(self, ids: list[str], store: GraphStore) -> Table:
+        """The columns that say what each row of outputs is of."""
+        if self.task.level == "graph":
+            return {"graph": ids}
+        ptr = store.node_ptr if self.task.level == "node" else store.link_ptr
+        if ptr is None:
+            return {"graph": []}
+        counts = ptr.diff().tolist()
+        graph = [name for name, count in zip(ids, counts, strict=True) for _ in range(count)]
+        if self.task.level == "node":
+            return {"graph": graph, "node": [node for count in counts for node in range(count)]}
+        source, target = store.link["edge_label_index"].t().tolist()
+        return {"graph": graph, "source": source, "target": target}
+
+    def _nothing(self, source: Any, bad: list[tuple[str, str]] | None) -> str:
+        name = source if isinstance(source, str | Path) else "the list"
+        if bad:
+            place, reason = bad[0]
+            return f"{name} holds no graph to predict: all {len(bad)} are bad, the first {place}: {reason}"
+        if self.task.level == "link":
+            return f"{name} lists no links to score: give graphs `links`, pairs of nodes [[from, to], …]"
+        return f"{name} holds no graphs"

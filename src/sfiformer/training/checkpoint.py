@@ -1,0 +1,121 @@
+"""Checkpoints: whole or not at all, and `best` and `last` always of one history.
+
+    checkpoints/epoch-0003/         after three epochs; epoch-0003-step-000120 is 120 steps into the fourth
+        model.safetensors, config.json    as `SFiFormer.save_pretrained` writes them
+        state.pt                          all else that training goes on from
+    last -> checkpoints/epoch-0003
+    best -> checkpoints/epoch-0002
+
+A checkpoint is written under another name, synced, renamed into place, and only then do the links move, each by
+one rename. `last` moves first and its state says which checkpoint is the best, so that a run that was killed
+between the two is put right when it is opened again.
+"""
+
+import io
+import os
+import pickle
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sfiformer.errors import UserError
+from sfiformer.files import sync_folder, whole_file, whole_folder
+from sfiformer.nn.model import SFiFormer
+
+FORMAT = 1
+STATE = "state.pt"
+PARTIAL = re.compile(
+    r"\..+\.[0-9a-f]{16}"
+)  # the names under which files are written before they take their place
+
+
+class Checkpoints:
+    """The checkpoints of the run in a folder."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.folder = run / "checkpoints"
+        self.last: str | None = None  # names of the checkpoints that the links point at
+        self.best: str | None = None
+
+    def open(self) -> dict[str, Any] | None:
+        """The state of `last`, with links and folders put right; None where there is no checkpoint yet."""
+        state = read_state(self.run / "last") if (self.run / "last").exists() else None
+        if state is not None:
+            self.last, self.best = state["name"], state["best"]
+            if self.best is not None:
+                self._point("best", self.best)
+        elif os.path.lexists(self.run / "best"):
+            (self.run / "best").unlink()
+        for path in self.run.glob(".*"):
+            if PARTIAL.fullmatch(path.name):
+                path.unlink()
+        self._prune()
+        return state
+
+    def save(
+        self, model: SFiFormer, state: dict[str, Any], *, epoch: int, step: int = 0, best: bool = False
+    ) -> None:
+        """Write the checkpoint of `step` steps after `epoch` whole epochs; it is `last` from now on.
+
+        Raises:
+            OSError: and then `last` and `best` are what they were.
+        """
+        name = f"epoch-{epoch:04d}" + (f"-step-{step:06d}" if step else "")
+        if name == self.last:
+            return  # nothing was done since
+        state = {**state, "format": FORMAT, "name": name, "best": name if best else self.best}
+        buffer = io.BytesIO()  # PyTorch's own writer would turn a full disk into an error of another class
+        torch.save(state, buffer)
+        with whole_folder(self.folder / name) as partial:
+            model.save_pretrained(partial)
+            with whole_file(partial / STATE) as file:
+                file.write(buffer.getbuffer())
+            sync_folder(partial)
+        sync_folder(self.folder)
+        self._point("last", name)
+        self.last = name
+        if best:
+            self._point("best", name)
+            self.best = name
+        self._prune()
+
+    def _point(self, link: str, name: str) -> None:
+        path = self.run / link
+        if path.is_dir() and not path.is_symlink():  # a copy of the run that followed links
+            shutil.rmtree(path)
+        fresh = self.run / f".{link}.{secrets.token_hex(8)}"
+        os.symlink(Path(self.folder.name) / name, fresh, target_is_directory=True)
+        os.replace(fresh, path)
+        sync_folder(self.run)
+
+    def _prune(self) -> None:
+        """Remove what neither link points at, and the state (twice the size of the weights) of an old best."""
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path.name not in (self.last, self.best):
+                shutil.rmtree(path, ignore_errors=True)
+        if self.best not in (None, self.last):
+            (self.folder / str(self.best) / STATE).unlink(missing_ok=True)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The state in a checkpoint; nothing in the file is executed.
+
+    Raises:
+        UserError: where it is missing or damaged.
+    """
+    path = folder / STATE
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            raise ValueError("it is not a state of this release")
+    except FileNotFoundError:
+        raise UserError(f"{folder} is no checkpoint to resume from: it has no {STATE}") from None
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"{path} is damaged ({reason}); start the run anew in another folder") from None
+    return state

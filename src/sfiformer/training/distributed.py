@@ -1,0 +1,64 @@
+"""Devices and processes of a run, by Lightning Fabric."""
+
+import logging
+import os
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy
+
+from sfiformer.config import TrainerConfig
+from sfiformer.errors import UserError
+
+
+def make_fabric(settings: TrainerConfig) -> Fabric:
+    """Devices, processes and precision as the settings say, or as torchrun or SLURM have laid them out already.
+
+    Fabric starts the processes (`launch`) and knows devices and precision. Gradients, batch norm statistics
+    and class weights are summed by `sfiformer.ranks`: a rank's share of a batch may be of any size, and the sums
+    are then those of the global batch, which an average of averages is not.
+    """
+    for library in ("lightning.fabric", "lightning.pytorch"):  # a run says itself what it runs on
+        logging.getLogger(library).setLevel(logging.WARNING)
+    devices, nodes = _launched() or (settings.devices, settings.nodes)
+    accelerator = settings.accelerator
+    if accelerator == "auto":
+        accelerator = "gpu" if torch.cuda.is_available() else "cpu"
+    if accelerator == "gpu" and torch.cuda.device_count() < devices:
+        raise UserError(
+            f"trainer.devices is {devices}, but this machine has {torch.cuda.device_count()} GPUs that PyTorch "
+            "can use; ask for fewer, or set trainer.accelerator to cpu"
+        )
+    return Fabric(
+        accelerator="cuda" if accelerator == "gpu" else "cpu",
+        devices=devices,
+        num_nodes=nodes,
+        strategy=DDPStrategy() if devices * nodes > 1 else "auto",
+        precision="32-true" if settings.precision == "32" else settings.precision,
+    )
+
+
+def leads(fabric: Fabric) -> bool:
+    """Whether this process will be rank 0; known before `launch`."""
+    environment = getattr(fabric.strategy, "cluster_environment", None)
+    return environment is None or environment.local_rank() == environment.node_rank() == 0
+
+
+def leave() -> None:
+    """End the process group of a run, all ranks together."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def _launched() -> tuple[int, int] | None:
+    """(processes a machine, machines) where torchrun or srun started this process, None where nobody did."""
+    environment = os.environ
+    if "TORCHELASTIC_RUN_ID" in environment:
+        local, world = int(environment["LOCAL_WORLD_SIZE"]), int(environment["WORLD_SIZE"])
+        return local, world // local
+    interactive = environment.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    if "SLURM_PROCID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1 and not interactive:
+        nodes = int(environment.get("SLURM_NNODES", "1"))
+        return int(environment["SLURM_NTASKS"]) // nodes, nodes
+    return None

@@ -1,0 +1,129 @@
+"""Metrics of a model on graphs it may not have seen: while it is trained, and of a finished run."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torchmetrics import Metric, MetricCollection
+
+from sfiformer import ranks
+from sfiformer.config import ExperimentConfig
+from sfiformer.data.named import load_dataset
+from sfiformer.data.schema import Schema
+from sfiformer.data.store import GraphStore
+from sfiformer.data.task import Task
+from sfiformer.errors import UserError
+from sfiformer.nn.model import SFiFormer
+from sfiformer.training.examples import update
+from sfiformer.training.inference import load_checkpoint, model_inputs, pick_device
+from sfiformer.training.mrr import link_mrrs
+from sfiformer.training.preparation import encoding_cache, objective
+from sfiformer.training.run_folder import RunFolder
+from sfiformer.training.sampling import in_batches, share
+
+CHUNK = 256  # graphs of a user's file that are in memory at a time
+
+
+@torch.no_grad()
+def measure(
+    metric: Metric | MetricCollection,
+    model: SFiFormer,
+    store: GraphStore,
+    task: Task,
+    *,
+    batch_size: int,
+    device: torch.device,
+    graphs: np.ndarray | None = None,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    between: Callable[[], None] | None = None,
+) -> None:
+    """Let `metric` see the model in evaluation mode on all graphs of a store, or on those numbered `graphs`.
+
+    Each rank takes its share of every batch and none a graph twice; `metric.compute()` joins them. `between`
+    is called before each batch, on all ranks.
+    """
+    model.eval()
+    everything = np.arange(len(store)) if graphs is None else graphs
+    for batch in in_batches(everything, batch_size):
+        if between is not None:
+            between()
+        mine = batch[share(batch, ranks.rank(), ranks.count())]
+        if len(mine):
+            with autocast():
+                update(metric, model, store.batch(mine).to(device), task)
+
+
+def computed(metric: Metric) -> float:
+    """The value over all ranks; the metric starts anew."""
+    with warnings.catch_warnings():  # a rank without graphs has nothing to compute from, and need not
+        warnings.filterwarnings("ignore", message=".*called before the ``update`` method.*")
+        value = float(metric.compute())
+    metric.reset()
+    return value
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    split: Literal["train", "val", "test"] = "test",
+    checkpoint: Literal["best", "last"] = "best",
+    data: str | Path | None = None,
+    batch_size: int | None = None,
+    device: str = "auto",
+) -> dict[str, float]:
+    """The metrics of a run's checkpoint, by name.
+
+    Args:
+        run: the run's folder.
+        split: of the run's own data.
+        data: another place of the run's data (a folder, for `data.root`), or a file of labelled graphs like
+            those that the run was trained on, all of which are evaluated.
+        batch_size: graphs at a time; None for the run's own.
+        device: "cpu", "cuda", …; "auto" for a GPU where there is one.
+    """
+    folder = RunFolder(run)
+    config = folder.config()
+    task, schema, standardizer = folder.task()
+    model = load_checkpoint(folder, checkpoint)
+    place = pick_device(device)
+    model.to(place)
+    # A ranking has three variants of its metric.
+    metric = (link_mrrs() if task.kind == "ranking" else objective(config, task)[1]).to(place)
+    for raw in _stores(config, task, schema, split, data):
+        store = model_inputs(
+            raw, model.config, standardizer, encoding_cache(config) if data is None else None
+        )
+        measure(metric, model, store, task, batch_size=batch_size or config.data.batch_size, device=place)
+    values = metric.compute()
+    return values if isinstance(values, dict) else {str(metric.name): values}
+
+
+def _stores(
+    config: ExperimentConfig, task: Task, schema: Schema, split: str, data: str | Path | None
+) -> Iterator[GraphStore]:
+    if data is not None and not Path(data).is_dir():
+        from sfiformer.data.custom import stream  # PyTorch Geometric takes seconds to import
+
+        yield from (
+            store for _, store in stream(data, schema, task=task, chunk=CHUNK, targets=config.data.targets)
+        )
+        return
+    if data is not None:
+        config = replace(config, data=replace(config.data, root=str(data)))
+    dataset = load_dataset(config.data, config.seed)
+    if split not in dataset.splits:
+        raise UserError(f"{dataset.name} has no split {split!r}; it has {', '.join(dataset.splits)}")
+    if dataset.schema != schema or (dataset.task.level, dataset.task.kind, dataset.task.outputs) != (
+        task.level,
+        task.kind,
+        task.outputs,
+    ):
+        raise UserError(
+            f"{dataset.name} is not what the run was trained on: {dataset.task.describe()}, not {task.describe()}"
+        )
+    yield dataset.splits[split]

@@ -1,0 +1,175 @@
+"""Training from settings to result: processes, data, run folder, model, loop."""
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+
+from sfiformer import ranks
+from sfiformer.config import ExperimentConfig
+from sfiformer.nn.model import SFiFormer, load_dense
+from sfiformer.training.checkpoint import Checkpoints, read_state
+from sfiformer.training.distributed import leads, leave, make_fabric
+from sfiformer.training.inference import load_checkpoint
+from sfiformer.training.interruption import Interrupted
+from sfiformer.training.metrics_log import MetricsLog
+from sfiformer.training.preparation import Prepared, objective, prepare
+from sfiformer.training.progress import TrainingProgress
+from sfiformer.training.run_folder import RESULT, RunFolder
+from sfiformer.training.sampling import Stream, derived_seed
+from sfiformer.training.state import Result, State
+from sfiformer.training.trainer import Trainer, Writers
+
+
+def train(
+    config: ExperimentConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    init_from: str | Path | None = None,
+    progress: bool | None = None,
+) -> Result:
+    """Train a model and leave all that came of it in the folder `out`.
+
+    With several devices or machines (`config.trainer`, torchrun, SLURM), all processes call this alike.
+
+    Args:
+        config: the experiment.
+        out: the run's folder; it must not hold anything, except with `resume`.
+        resume: continue the run in `out` where it was stopped or killed, or start where there is none yet.
+        init_from: for SFi-Former+, the run (or saved model) of the DFi-Former to start from. A run that has
+            begun goes on from its own checkpoint.
+        progress: None: a live display on a terminal, lines elsewhere; True: live; False: nothing.
+
+    Raises:
+        UserError: where something is wrong with the settings, the data or the folder.
+        TrainingError: where a loss is not finite or the disk cannot be written to.
+        Interrupted: on SIGTERM and SIGINT, a SystemExit with code 143 or 130, after a checkpoint.
+    """
+    run = RunFolder(out)
+    fabric = make_fabric(config.trainer)
+    lead = leads(fabric)
+    with ExitStack() as stack:
+        stack.enter_context(
+            torch.random.fork_rng(devices=[])
+        )  # the caller's random numbers stay as they were
+        prepared, values = None, None
+        if lead:  # what can go wrong does so here, before other processes start
+            stack.enter_context(run.claim(resume=resume))
+            prepared = prepare(config)
+            run.require_same(prepared.config)
+            checkpoints = Checkpoints(run.path)
+            with run.writing():
+                values = checkpoints.open()
+        fabric.launch()
+        prepared = prepared or prepare(config)  # rank 0 has left what takes long in the caches
+        if fabric.broadcast(values is not None) and values is None:
+            values = read_state(run.path / "last")
+
+        model, report = _model(prepared, run, values, init_from)
+        model.to(fabric.device)
+        if ranks.count() > 1:
+            ranks.join(model)
+        optimizer = _optimizer(model, prepared.config, values)
+        state = State() if values is None else State.from_dict(values, run.path / "last")
+        loss, metric = objective(prepared.config, prepared.task)
+
+        writers = None
+        shown = _progress(progress if lead else False, prepared, state, str(metric.name))
+        stack.callback(shown.close)
+        if lead:
+            shown.say(_introduction(prepared, model, fabric, state, report, run))
+            run.require_space(4 * model.num_parameters)
+            with run.writing():
+                run.describe(prepared, {"processes": ranks.count(), "device": str(fabric.device), **report})
+                writers = Writers(run.path, checkpoints, MetricsLog(run.path, state.history))
+            stack.callback(writers.log.close)
+        trainer = Trainer(fabric, prepared, model, optimizer, loss, metric, state, shown, writers)
+        try:
+            trainer.fit()
+        except Interrupted as stop:
+            leave()
+            if not lead:
+                raise SystemExit(0) from None  # rank 0 tells how the run ended
+            stack.close()
+            print(_farewell(stop, state, run.path), file=sys.stderr, flush=True)
+            raise
+        result = Result.of(
+            state.history,
+            run=run.path,
+            metric=str(metric.name),
+            higher_is_better=bool(metric.higher_is_better),
+            parameters=model.num_parameters,
+        )
+        if lead:
+            with run.writing():
+                run.write_json(RESULT, result.to_dict())
+            shown.say(str(result))
+        leave()
+        return result
+
+
+def _model(
+    prepared: Prepared, run: RunFolder, values: dict[str, Any] | None, init_from: str | Path | None
+) -> tuple[SFiFormer, dict[str, str]]:
+    """The model with its fresh, resumed or inherited weights, and what was inherited."""
+    torch.manual_seed(derived_seed(prepared.config.seed, Stream.WEIGHTS))
+    model = SFiFormer(prepared.config.model)
+    if values is not None:
+        model.load_state_dict(load_checkpoint(run, "last").state_dict())
+    elif init_from is not None:
+        source = RunFolder(init_from)
+        dense = load_checkpoint(source) if source.exists else SFiFormer.from_pretrained(init_from)
+        return model, {"init_from": f"{init_from}: {load_dense(model, dense.state_dict())}"}
+    return model, {}
+
+
+def _optimizer(
+    model: SFiFormer, config: ExperimentConfig, values: dict[str, Any] | None
+) -> torch.optim.AdamW:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=config.optim.lr, weight_decay=config.optim.weight_decay)
+    if values is not None:
+        optimizer.load_state_dict(values["optimizer"])
+        for group in optimizer.param_groups:  # a resumed run may have another
+            group["weight_decay"] = config.optim.weight_decay
+    return optimizer
+
+
+def _progress(shown: bool | None, prepared: Prepared, state: State, metric: str) -> TrainingProgress:
+    settings = prepared.config.trainer
+    span = prepared.config.data.batch_size * settings.accumulate
+    steps = -(-len(prepared.stores["train"]) // span)
+    done = state.epoch * steps + state.step
+    return TrainingProgress(shown, epochs=settings.epochs, steps=steps, done=done, metric=metric)
+
+
+def _introduction(
+    prepared: Prepared,
+    model: SFiFormer,
+    fabric: Fabric,
+    state: State,
+    report: dict[str, str],
+    run: RunFolder,
+) -> str:
+    processes = f" × {ranks.count()}" if ranks.count() > 1 else ""
+    lines = [
+        prepared.facts,
+        f"model: {model.extra_repr()}",
+        f"run: {run.path}, on {fabric.device.type}{processes}, precision {prepared.config.trainer.precision}",
+        *(f"starting from {text}" for text in report.values()),
+    ]
+    if state.epoch or state.step:
+        lines.append(f"resuming after epoch {state.epoch}, step {state.step}")
+        lines += run.changes(prepared.config)
+    return "\n".join(lines)
+
+
+def _farewell(stop: Interrupted, state: State, out: Path) -> str:
+    return (
+        f"stopped by {stop.signal} after epoch {state.epoch}, step {state.step}; the checkpoint is in "
+        f"{out / 'last'}: continue with --resume"
+    )

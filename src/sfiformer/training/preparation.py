@@ -1,0 +1,104 @@
+"""From the settings of an experiment to data that a model can be trained on."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torchmetrics import Metric
+
+from sfiformer.config import ExperimentConfig
+from sfiformer.data.named import load_dataset
+from sfiformer.data.schema import Schema
+from sfiformer.data.standardize import Standardizer
+from sfiformer.data.store import GraphStore
+from sfiformer.data.task import Task
+from sfiformer.errors import UserError
+from sfiformer.training.inference import model_inputs
+from sfiformer.training.losses import Loss
+from sfiformer.training.objectives import DATASETS, loss_and_metric
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The data of an experiment, ready for its model."""
+
+    config: ExperimentConfig
+    """The settings, resolved: what the data settle of the model is filled in, paths are absolute."""
+    stores: dict[str, GraphStore]
+    """"train" and, where there are any, "val" and "test": standardised, with the encodings the model asks for."""
+    task: Task
+    schema: Schema
+    standardizer: Standardizer | None
+    facts: str
+    """What was read, in a few lines."""
+    ids: dict[str, list[str]] = field(default_factory=dict)
+    """The user's own names of the graphs of each split, where they have any."""
+
+    def names(self, split: str, graphs: Iterable[int]) -> list[str]:
+        """What the graphs with these numbers in a split are called."""
+        own = self.ids.get(split)
+        return [own[graph] if own else str(graph) for graph in graphs]
+
+
+def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
+    """Load the data of an experiment, standardise and encode them, and settle what they settle of the model.
+
+    Without `encode` the graphs stay as they were read: enough to tell what would be trained, and quick.
+    """
+    paths = {"root": str(Path(config.data.root).absolute())}
+    if config.data.path is not None:
+        paths["path"] = str(Path(config.data.path).absolute())
+    config = replace(config, data=replace(config.data, **paths))  # type: ignore[arg-type]
+    dataset = load_dataset(config.data, config.seed)
+    schema = dataset.schema
+    model = config.model.fitted(
+        level=dataset.task.level,
+        outputs=dataset.task.outputs,
+        node_features=schema.node.width,
+        edge_features=schema.edge.width if schema.edge else 0,
+        node_categories=schema.node.sizes,
+        edge_categories=schema.edge.sizes if schema.edge else None,
+    )
+    standardizer = _standardizer(dataset.splits["train"]) if config.data.standardize else None
+    cache = encoding_cache(config)
+    return Prepared(
+        config=replace(config, model=model),
+        stores={
+            split: model_inputs(store, model, standardizer, cache) if encode else store
+            for split, store in dataset.splits.items()
+        },
+        task=dataset.task,
+        schema=schema,
+        standardizer=standardizer,
+        facts=dataset.describe(),
+        ids=dataset.ids,
+    )
+
+
+def encoding_cache(config: ExperimentConfig) -> Path:
+    """The folder where the encodings of an experiment's graphs are kept."""
+    return Path(config.data.root) / "encodings"
+
+
+def objective(config: ExperimentConfig, task: Task) -> tuple[Loss, Metric]:
+    """The loss that an experiment is trained with and the metric by which it is judged."""
+    loss = "weighted_cross_entropy" if config.optim.class_weights else None
+    metric = DATASETS[config.data.name][2] if config.data.name in DATASETS else None
+    try:
+        return loss_and_metric(task, loss, metric)
+    except ValueError as error:
+        hint = "; set optim.class_weights to false" if loss else ""
+        raise UserError(f"{error}{hint}") from None
+
+
+def _standardizer(train: GraphStore) -> Standardizer:
+    fields = [
+        name
+        for name, tensor in (*train.node.items(), *train.edge.items())
+        if name in ("x", "edge_attr") and tensor.is_floating_point()
+    ]
+    if not fields:
+        raise UserError(
+            "data.standardize is on, but neither x nor edge_attr holds real numbers; set it to false"
+        )
+    return Standardizer.fit(train, fields)

@@ -1,0 +1,237 @@
+"""The folder of a run: what describes it, and who may write to it.
+
+config.yaml     the settings, resolved
+about.json      versions, git revision, times, command
+task.json       the task, the features, the standardisation: what prediction needs beside the model
+metrics.jsonl, metrics.csv, tensorboard/    the metrics of every epoch
+best/, last/    checkpoints, see `checkpoint`
+result.json     at the end
+"""
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from filelock import FileLock, Timeout
+
+import sfiformer
+from sfiformer.config import ExperimentConfig
+from sfiformer.data.schema import Features, Schema
+from sfiformer.data.standardize import Standardizer
+from sfiformer.data.task import Task
+from sfiformer.errors import UserError
+from sfiformer.files import whole_file
+from sfiformer.schema import dotted_keys, plain
+
+if TYPE_CHECKING:
+    from sfiformer.training.preparation import Prepared
+
+CONFIG, ABOUT, TASK, RESULT = "config.yaml", "about.json", "task.json", "result.json"
+# What may be another in a resumed run. All else would make it another experiment.
+CHANGEABLE = ("optim.", "trainer.", "data.root", "data.mirror")
+FIXED = ("trainer.accumulate",)
+
+
+class RunFolder:
+    """A run's folder, open for reading; `claim` opens it for training."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / CONFIG).is_file()
+
+    def config(self) -> ExperimentConfig:
+        """The resolved settings of the run."""
+        if not self.exists:
+            raise UserError(f"{self.path} is no run: it has no {CONFIG}")
+        return ExperimentConfig.from_preset(str(self.path / CONFIG))
+
+    def task(self) -> tuple[Task, Schema, Standardizer | None]:
+        """What prediction needs beside the model."""
+        values = self._json(TASK)
+        try:
+            node, edge = values["schema"]["node"], values["schema"]["edge"]
+            schema = Schema(_features(node), None if edge is None else _features(edge))
+            scales = values["standardizer"]
+            standardizer = None
+            if scales is not None:
+                mean, std = (
+                    {name: torch.tensor(column) for name, column in scales[part].items()}
+                    for part in ("mean", "std")
+                )
+                standardizer = Standardizer(mean, std)
+            return Task(**values["task"]), schema, standardizer
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise UserError(f"{self.path / TASK} is damaged: {error!r}") from None
+
+    def result(self) -> dict[str, Any]:
+        """What result.json holds."""
+        return self._json(RESULT)
+
+    @contextmanager
+    def claim(self, *, resume: bool) -> Iterator[None]:
+        """Make the folder, or open it again; no other process can claim it within the `with` block.
+
+        Raises:
+            UserError: where it cannot be written to, is in use, or holds something else.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file; choose a folder for the run")
+        lock = FileLock(self.path / ".lock", timeout=0)
+        with self.writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire()
+            except Timeout:
+                raise UserError(
+                    f"another process is training in {self.path}; choose another folder"
+                ) from None
+        try:
+            self._check(resume)
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A disk that cannot be written to is the user's to mend."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {self.path}: {error.strerror or error}; mend it, or choose another folder"
+            ) from error
+
+    def _check(self, resume: bool) -> None:
+        if not self.exists:
+            strangers = [path.name for path in self.path.iterdir() if not path.name.startswith(".")]
+            if strangers:
+                raise UserError(
+                    f"{self.path} is no run, but holds {strangers[0]}; choose another folder, or an empty one"
+                )
+            return
+        if not resume:
+            raise UserError(
+                f"{self.path} holds a run already: --resume continues it, or choose another folder for this one"
+            )
+
+    def require_same(self, config: ExperimentConfig) -> None:
+        """Raises UserError where the run so far, if there is one, was another experiment."""
+        before, now = (_flat(self.config()), _flat(config)) if self.exists else ({}, {})
+        for key, value in now.items():
+            if before[key] != value and (key in FIXED or not key.startswith(CHANGEABLE)):
+                raise UserError(
+                    f"the run in {self.path} has {key}: {before[key]}, and this one {key}: {value}; "
+                    "resume with the run's own setting, or choose another folder"
+                )
+
+    def changes(self, config: ExperimentConfig) -> list[str]:
+        """The settings that differ from those of the run so far, a line each."""
+        before, now = (_flat(self.config()), _flat(config)) if self.exists else ({}, {})
+        return [f"{key} is now {now[key]}, was {before[key]}" for key in now if before[key] != now[key]]
+
+    def describe(self, prepared: "Prepared", about: Mapping[str, Any]) -> None:
+        """Write config.yaml, task.json and about.json, whose entries `about` adds to."""
+        with whole_file(self.path / CONFIG) as file:  # first: this file makes a folder a run
+            file.write(prepared.config.to_yaml().encode())
+        standardizer = prepared.standardizer
+        scales = None
+        if standardizer is not None:
+            scales = {
+                part: {name: column.tolist() for name, column in getattr(standardizer, part).items()}
+                for part in ("mean", "std")
+            }
+        task = {"task": asdict(prepared.task), "schema": asdict(prepared.schema), "standardizer": scales}
+        self.write_json(TASK, task)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        earlier = self._json(ABOUT) if (self.path / ABOUT).is_file() else {}
+        times = {"started": earlier.get("started", now), "resumed": earlier.get("resumed", [])}
+        if earlier:
+            times["resumed"] = [*times["resumed"], now]
+            about = {**about, **{key: earlier[key] for key in ("init_from",) if key in earlier}}
+        self.write_json(ABOUT, {**times, "command": sys.argv, **_surroundings(), **about})
+
+    def require_space(self, weights: int) -> None:
+        """Raises UserError where the disk has no room for the checkpoints of so many bytes of weights."""
+        # Best, last and the one being written; each with the two moments of AdamW.
+        needed = 9 * weights + (1 << 20)
+        free = shutil.disk_usage(self.path).free
+        if free < needed:
+            raise UserError(
+                f"the disk of {self.path} has {free / 1e6:.1f} MB left, and the checkpoints of this run need "
+                f"{needed / 1e6:.1f} MB; free some space, or choose a folder on another disk"
+            )
+
+    def write_json(self, name: str, values: Mapping[str, Any]) -> None:
+        """Write a file of the run, whole or not at all."""
+        with whole_file(self.path / name) as file:
+            file.write((json.dumps(values, indent=1) + "\n").encode())
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(values, dict):
+                raise ValueError("not a mapping")
+        except OSError as error:
+            raise UserError(f"{self.path} is no whole run: cannot read {name}: {error.strerror}") from None
+        except ValueError as error:
+            raise UserError(f"{path} is damaged, it is not readable JSON: {error}") from None
+        return values
+
+
+def _features(values: dict[str, Any]) -> Features:
+    sizes = values["sizes"]
+    return Features(values["width"], values["kind"], None if sizes is None else tuple(sizes))
+
+
+def _flat(config: ExperimentConfig) -> dict[str, Any]:
+    values = {}
+    for key in dotted_keys(ExperimentConfig):
+        value: Any = plain(config)
+        for part in key.split("."):
+            value = value[part]
+        if not isinstance(value, dict):
+            values[key] = value
+    return values
+
+
+def _surroundings() -> dict[str, Any]:
+    packages = ("torch", "lightning", "torch-geometric", "torchmetrics", "numpy", "scipy")
+    versions = {"sfiformer": sfiformer.__version__, "python": platform.python_version()}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {"versions": versions, "platform": platform.platform(), "git": _git_revision()}
+
+
+def _git_revision() -> str | None:
+    """The revision of the sources, with a + where they were changed since; None outside a checkout of them."""
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # Installed into somebody else's checkout, the sources are not tracked there.
+    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None
+    return git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+")

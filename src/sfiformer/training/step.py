@@ -1,0 +1,103 @@
+"""One step of training: the loss of the global batch, its gradient, AdamW."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from sfiformer import ranks
+from sfiformer.data.batch import GraphBatch
+from sfiformer.data.task import Task
+from sfiformer.nn.model import SFiFormer
+from sfiformer.training.examples import target_of
+from sfiformer.training.losses import Loss
+
+
+class NonFinite(ArithmeticError):
+    """A step's loss or gradient is not finite; the message says where. No weight was changed by the step."""
+
+
+class Step:
+    """Does steps with a model and its optimiser.
+
+    With several ranks, each has its share of the batch. The loss is that of the global batch,
+    Σ_r total_r / Σ_r weight_r with class weights from Σ_r counts_r, and so are its gradient and its norm.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        model: SFiFormer,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        task: Task,
+        clip_norm: float,
+    ) -> None:
+        self.fabric, self.model, self.optimizer = fabric, model, optimizer
+        self.loss, self.task, self.clip_norm = loss, task, clip_norm
+
+    def __call__(self, batches: Sequence[GraphBatch]) -> list[float]:
+        """Step along the mean gradient of some batches; their losses.
+
+        Raises:
+            NonFinite: on all ranks alike.
+        """
+        outputs, losses = [], []
+        for batch in batches:
+            output, loss = self._backward(batch, 1 / len(batches))
+            outputs.append(output)
+            losses.append(loss)
+        ranks.sum_gradients(self.model.parameters())
+        trained = [p for p in self.model.parameters() if p.grad is not None]
+        norm = get_total_norm([p.grad for p in trained if p.grad is not None])
+        values = torch.stack([*losses, norm]).tolist()  # the one wait for the device
+        if not all(map(math.isfinite, values)):
+            raise NonFinite(self._where(outputs, values))
+        clip_grads_with_norm_(trained, self.clip_norm, norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return values[:-1]
+
+    def _backward(self, batch: GraphBatch, factor: float) -> tuple[Tensor, Tensor]:
+        """Add a batch's gradient; the outputs, and the loss of the global batch."""
+        target = target_of(batch, self.task)
+        counts = self.loss.counts(target)
+        if counts is not None:
+            counts = ranks.summed(counts)
+        try:
+            with self.fabric.autocast():
+                outputs = self.model(batch)
+        except ValueError as error:
+            if "finite" not in str(error):
+                raise
+            raise NonFinite(
+                f"inside the model: {error}"
+            ) from error  # attention looks at its inputs, on a CPU
+        total, weight = self.loss.terms(outputs.float(), target, counts)
+        sums = ranks.summed(torch.stack([total.detach(), weight]))
+        weight = sums[1].clamp(min=torch.finfo(sums.dtype).tiny)
+        self.fabric.backward(total / weight * factor)
+        return outputs.detach(), sums[0] / weight
+
+    def _where(self, outputs: Sequence[Tensor], values: list[float]) -> str:
+        """What is not finite: parameters, outputs, losses, gradients, in the order in which they come about."""
+        found = [name for name, p in self.model.named_parameters() if not p.isfinite().all()]
+        parts = [f"parameters ({_listed(found)})"] if found else []
+        wrong = sum(int((~output.isfinite()).sum()) for output in outputs)
+        if wrong:
+            parts.append(f"{wrong} of the model's {sum(output.numel() for output in outputs)} outputs")
+        parts += [f"the loss ({value})" for value in values[:-1] if not math.isfinite(value)]
+        found = [
+            name
+            for name, p in self.model.named_parameters()
+            if p.grad is not None and not p.grad.isfinite().all()
+        ]
+        parts.append(f"the gradients of {_listed(found)}" if found else "the norm of the gradient")
+        return ", ".join(parts)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

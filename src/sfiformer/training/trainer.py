@@ -1,0 +1,224 @@
+"""The loop: epochs of steps, each epoch measured and kept."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torchmetrics import Metric
+
+from sfiformer import ranks
+from sfiformer.data.batch import GraphBatch
+from sfiformer.data.store import GraphStore
+from sfiformer.errors import TrainingError
+from sfiformer.nn.model import SFiFormer
+from sfiformer.training.checkpoint import Checkpoints
+from sfiformer.training.evaluation import computed, measure
+from sfiformer.training.examples import with_negatives
+from sfiformer.training.interruption import Interrupted, Interruption
+from sfiformer.training.losses import Loss
+from sfiformer.training.metrics_log import MetricsLog, Record
+from sfiformer.training.preparation import Prepared
+from sfiformer.training.progress import TrainingProgress
+from sfiformer.training.sampling import (
+    Stream,
+    derived_seed,
+    epoch_order,
+    in_batches,
+    link_uniforms,
+    share,
+    train_subset,
+)
+from sfiformer.training.schedule import learning_rate
+from sfiformer.training.state import State, best_record
+from sfiformer.training.step import NonFinite, Step
+from sfiformer.training.zeros import zero_share
+
+SUBSET = 1000  # training graphs that are measured where no validation split sets the number
+LISTED = 64  # graphs named in an error
+ZERO_GRAPHS = 4  # on which the share of zero flows is measured
+
+
+@dataclass
+class Writers:
+    """What rank 0 alone has: the files of the run."""
+
+    out: Path
+    checkpoints: Checkpoints
+    log: MetricsLog
+
+
+class Trainer:
+    """Trains a model on prepared data, from a state onwards."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        prepared: Prepared,
+        model: SFiFormer,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        metric: Metric,
+        state: State,
+        progress: TrainingProgress,
+        writers: Writers | None,
+    ) -> None:
+        self.fabric, self.prepared, self.model, self.optimizer = fabric, prepared, model, optimizer
+        self.state, self.progress, self.writers = state, progress, writers
+        self.config, self.task, self.device = prepared.config, prepared.task, fabric.device
+        self.metric = metric.to(self.device)
+        self.stores = on_device(prepared.stores, self.device)
+        self.step = Step(fabric, model, optimizer, loss, self.task, self.config.optim.clip_norm)
+        train, val = self.stores["train"], self.stores.get("val")
+        self.subset = train_subset(len(train), len(val) if val else SUBSET, self.config.seed)
+        self.interruption = Interruption(self.device)
+
+    def fit(self) -> None:
+        """Train until the last epoch, or until the validation metric has not improved for `patience` epochs.
+
+        Raises:
+            Interrupted: on SIGTERM or SIGINT, after a checkpoint.
+            TrainingError: where the loss is not finite or the disk cannot be written to.
+        """
+        with self.interruption:
+            self._checkpoint()  # whether one can be written is found out before the first epoch
+            while self.state.epoch < self.config.trainer.epochs and not self._stalled():
+                self._epoch()
+
+    def _stalled(self) -> bool:
+        patience, history = self.config.trainer.patience, self.state.history
+        if patience is None or not history:
+            return False
+        return len(history) - best_record(history, bool(self.metric.higher_is_better))["epoch"] >= patience
+
+    def _epoch(self) -> None:
+        state, settings = self.state, self.config.trainer
+        began = time.perf_counter() - state.seconds
+        train = self.stores["train"]
+        span = self.config.data.batch_size * settings.accumulate
+        steps = list(in_batches(epoch_order(len(train), self.config.seed, state.epoch), span))
+        lr = learning_rate(self.config.optim, settings.epochs, state.epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.model.train()
+        while state.step < len(steps):
+            self._stop_if_asked()
+            start = time.perf_counter()
+            self._step(steps[state.step])
+            state.train_seconds += time.perf_counter() - start
+            state.seconds = time.perf_counter() - began
+            speed = state.graphs / state.train_seconds
+            self.progress.step(state.epoch, state.loss_sum / state.graphs, speed)
+            every = settings.checkpoint_steps
+            if every and state.step % every == 0 and state.step < len(steps):
+                self._checkpoint()
+
+        scores = {split: self._measure(split) for split in ("train", "val", "test")}
+        record: Record = {
+            "epoch": state.epoch + 1,
+            "lr": lr,
+            "loss": state.loss_sum / state.graphs,
+            **scores,
+            "zero_share": self._zero_share(),
+            "seconds": time.perf_counter() - began,
+            "graphs_per_second": state.graphs / state.train_seconds,
+        }
+        state.finish_epoch(record)
+        best = best_record(state.history, bool(self.metric.higher_is_better)) is record
+        self._checkpoint(best=best, record=record)
+        self.progress.epoch(record, best)
+
+    def _step(self, graphs: np.ndarray) -> None:
+        """One step on the training graphs with these numbers: `accumulate` global batches."""
+        state = self.state
+        place = (state.epoch, state.step)
+        torch.manual_seed(derived_seed(self.config.seed, Stream.STEP, *place, ranks.rank()))
+        parts = list(in_batches(graphs, self.config.data.batch_size))
+        try:
+            losses = self.step([self._batch(part, *place, number) for number, part in enumerate(parts)])
+        except NonFinite as error:
+            raise self._non_finite(error, graphs) from error
+        state.loss_sum += sum(loss * len(part) for loss, part in zip(losses, parts, strict=True))
+        state.graphs += len(graphs)
+        state.step += 1
+
+    def _batch(self, graphs: np.ndarray, *place: int) -> GraphBatch:
+        """This rank's share of a global batch."""
+        train = self.stores["train"]
+        part = share(graphs, ranks.rank(), ranks.count())
+        batch = train.batch(graphs[part]).to(self.device, non_blocking=True)
+        if self.task.kind == "ranking":
+            seed = derived_seed(self.config.seed, Stream.NEGATIVES, *place)
+            batch = with_negatives(batch, link_uniforms(train, graphs, part, seed))
+        return batch
+
+    def _measure(self, split: str) -> float | None:
+        if split not in self.stores:
+            return None
+        measure(
+            self.metric,
+            self.model,
+            self.stores[split],
+            self.task,
+            batch_size=self.config.data.batch_size,
+            device=self.device,
+            graphs=self.subset if split == "train" else None,
+            autocast=self.fabric.autocast,
+            between=self._stop_if_asked,
+        )
+        return computed(self.metric)
+
+    def _zero_share(self) -> float | None:
+        if not self.config.trainer.measure_zeros:
+            return None
+        store = self.stores.get("val", self.stores["train"])
+        return zero_share(self.model, store.batch(range(min(ZERO_GRAPHS, len(store)))).to(self.device))
+
+    def _checkpoint(self, *, best: bool = False, record: Record | None = None) -> None:
+        if self.writers is None:
+            return
+        out, checkpoints = self.writers.out, self.writers.checkpoints
+        values = {**self.state.to_dict(), "optimizer": self.optimizer.state_dict()}
+        try:
+            if record is not None:
+                self.writers.log.add(record)
+            checkpoints.save(self.model, values, epoch=self.state.epoch, step=self.state.step, best=best)
+        except OSError as error:
+            kept = (
+                f"the last whole checkpoint, {checkpoints.last}, is kept"
+                if checkpoints.last
+                else "nothing is lost"
+            )
+            raise TrainingError(
+                f"cannot write a checkpoint to {out}: {error.strerror or error}; {kept}: "
+                "mend the disk and continue with --resume"
+            ) from error
+
+    def _stop_if_asked(self) -> None:
+        number = self.interruption.agreed()
+        if number:
+            self._checkpoint()
+            raise Interrupted(number)
+
+    def _non_finite(self, error: NonFinite, graphs: np.ndarray) -> TrainingError:
+        names = self.prepared.names("train", graphs[:LISTED].tolist())
+        if len(graphs) > LISTED:
+            names.append(f"… ({len(graphs)} in all)")
+        kept = self.writers.checkpoints.last if self.writers else "last"
+        return TrainingError(
+            f"epoch {self.state.epoch + 1}, step {self.state.step + 1}: not finite: {error}; the step's training "
+            f"graphs are {', '.join(names)}; the checkpoint {kept} is kept: continue from it with --resume and, "
+            "for instance, a lower optim.lr or optim.clip_norm"
+        )
+
+
+def on_device(stores: dict[str, GraphStore], device: torch.device) -> dict[str, GraphStore]:
+    """The stores whole on the GPU where they take less than half of its free memory, else as they are."""
+    if device.type != "cuda":
+        return stores
+    free, _ = torch.cuda.mem_get_info(device)
+    if sum(store.nbytes for store in stores.values()) > free / 2:
+        return stores
+    return {split: store.to(device) for split, store in stores.items()}

@@ -1,0 +1,58 @@
+"""What is answered before anything heavy is imported: help, presets, and most mistakes."""
+
+import time
+
+import pytest
+
+from sfiformer.config import ExperimentConfig
+from sfiformer.schema import dotted_keys
+
+
+def test_help_is_quick_and_names_the_commands(sfi):
+    start = time.perf_counter()
+    text = sfi("--help").stdout
+    assert time.perf_counter() - start < 3  # under 1 s on an idle machine
+    for name in ("train", "eval", "predict", "presets", "data"):
+        assert f" {name} " in text
+
+
+def test_help_of_train_explains_every_setting(sfi):
+    text = " ".join(sfi("train", "--help").stdout.replace("│", " ").split())
+    for key in dotted_keys(ExperimentConfig):
+        if key not in ("model", "data", "optim", "trainer"):
+            assert f"--{key}" in text
+    assert "Learning rate after the warm-up." in text
+    assert "One of: sfi, dfi, softmax, adjacency, none." in text
+    for option in ("--out", "--resume", "--init-from", "--dry-run", "--devices", "--nodes", "--debug"):
+        assert option in text
+
+
+def test_presets_are_listed_and_printed(sfi, tmp_path):
+    assert "cluster-paper " in sfi("presets").stdout
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(sfi("presets", "mnist").stdout)
+    assert ExperimentConfig.from_preset(str(mine)) == ExperimentConfig.from_preset("mnist")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train clustr", "there is no preset 'clustr'; did you mean 'cluster'?"),
+        ("train cluster --optm.lr 1", "there is no option --optm.lr; did you mean --optim.lr?"),
+        ("train cluster --optim.lr fast", "overrides: optim.lr must be a number, not 'fast'"),
+        ("train cluster --optim.lr -1", "optim.lr is -1.0; it must be positive"),
+        ("train cluster --model.attention sofmax", "did you mean 'softmax'?"),
+        ("train cluster --data.skip_bad maybe", "data.skip_bad must be true or false, not 'maybe'"),
+        ("train cluster --data.fractions 0.9,0.1", "data.fractions must be a list of 3"),
+        ("train mine.yaml", "cannot read the preset file mine.yaml: No such file or directory"),
+        ("train", "Missing argument 'PRESET'"),
+        ("trian cluster", "No such command 'trian'"),
+        ("presets clustr", "did you mean 'cluster'?"),
+    ],
+)
+def test_a_mistake_is_one_line(refused, arguments, message):
+    assert message in refused(*arguments.split())
+
+
+def test_debug_shows_the_traceback(sfi):
+    assert "Traceback" in sfi("train", "clustr", "--debug", code=1).stderr
