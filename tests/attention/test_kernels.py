@@ -143,13 +143,3 @@ def test_two_runs_agree_to_the_bit():
         out = attend(launch.fused_attention, tensors, ptr, lam, 0.1, False, 444)
         runs.append([out, *torch.autograd.grad(out, [*tensors, lam], grad)])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
-@on_gpu
-def test_the_function_chooses_the_kernels_and_compiles():
-    from sfiformer import sfi_attention
-
-    tensors, ptr, _ = make([40, 60], width=32, value_width=32)
-    plain = attend(packed_attention, tensors, ptr, torch.full((2,), 0.02, device=DEVICE), 0.1, False, None)
-    compiled = torch.compile(sfi_attention, fullgraph=True)(*tensors, ptr, lam=0.02, max_nodes=60)
-    torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)

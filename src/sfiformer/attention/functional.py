@@ -7,7 +7,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from sfiformer.attention.inputs import require_finite, require_shapes, require_values
+from sfiformer.attention.inputs import require_shapes, require_values
 from sfiformer.attention.packed import packed_attention
 from sfiformer.flow import checks
 from sfiformer.flow.problem import Scaling, Solver, flows_from_scores
@@ -72,51 +72,13 @@ def sfi_attention(
             q, k, v, q_friction, k_friction, ptr, lam, alpha, scaling, scale, dropout_p, solver, look
         )
         return (out, flows) if return_flows else out
-    return _solve_on_chip_or_plain(
-        (q, k, v, q_friction, k_friction),
-        ptr,
-        lam,
-        alpha,
-        scaling == "potential",
-        scale,
-        dropout_p,
-        max_nodes,
-        look,
-    )
-
-
-def _solve_on_chip_or_plain(
-    tensors: tuple[Tensor, ...],
-    ptr: Tensor,
-    lam: Tensor,
-    alpha: float,
-    potential: bool,
-    scale: float,
-    dropout_p: float,
-    max_nodes: int | None,
-    look: bool,
-) -> Tensor:
-    """The exact solver: by the fused kernels where they serve (CUDA, see `kernels.launch.serves`), else in plain PyTorch."""
-    dtype = tensors[2].dtype
+    dtype = v.dtype
+    tensors = (q, k, v, q_friction, k_friction)
     common = reduce(torch.promote_types, (x.dtype for x in tensors))
-    q, k, v, q_friction, k_friction = (x.to(common).contiguous() for x in tensors)
-    seed = (
-        torch.randint(1 << 62, (), device=q.device)
-        if dropout_p
-        else torch.zeros((), dtype=torch.int64, device=q.device)
-    )
-    inputs = (q, k, v, q_friction, k_friction, ptr, lam, seed, float(alpha), potential, scale, dropout_p)
-    if q.is_cuda:
-        from sfiformer.attention.kernels.launch import fused_attention, serves
-
-        if look:
-            require_values(v, ptr, lam, max_nodes)
-            require_finite(q=q, k=k, q_friction=q_friction, k_friction=k_friction)
-        largest = int(ptr.diff().amax()) if max_nodes is None and len(ptr) > 1 else max_nodes or 0
-        if serves(q, v, largest):
-            inputs = (*inputs[:6], lam.float(), *inputs[7:])
-            return fused_attention(*inputs, largest)[0].to(dtype)
-    return packed_attention(*inputs, max_nodes, look)[0].to(dtype)
+    q, k, v, q_friction, k_friction = (x.to(common) for x in tensors)
+    seed = torch.randint(1 << 62, ()) if dropout_p else torch.zeros((), dtype=torch.int64)
+    options = (float(alpha), scaling == "potential", scale, dropout_p, max_nodes, look)
+    return packed_attention(q, k, v, q_friction, k_friction, ptr, lam, seed, *options)[0].to(dtype)
 
 
 def _graph_by_graph(

@@ -84,13 +84,21 @@ def newton(s, u, valid, scale0, s_ref, leak0, u_max):
 
 
 @triton.jit
+def above_pivot(u, pivot):
+    """u − u_k, and 0 within rounding: whether a product is rounded before it is subtracted must not move the pivot itself."""
+    above = u - pivot[:, None]
+    return tl.where(tl.abs(above) <= 3e-6 * (1 + tl.abs(pivot))[:, None], 0.0, above)
+
+
+@triton.jit
 def measure(s, u, valid, u_pivot, scale0, s_ref, leak0, spill0, u_max):
     """Flows seen from the pivot: the level t, log κ f_k, reference m, total weight and log leak of each row."""
-    active = valid & (u <= u_pivot[:, None])
+    above = above_pivot(u, u_pivot)
+    active = valid & (above <= 0)
     m = tl.max(tl.where(active, s, float("-inf")), 1)
     exponent = s - m[:, None]
     scale = scale0 + (m - s_ref) + (u_pivot - u_max)
-    depth = -expm1(tl.minimum(u - u_pivot[:, None], 0.0))
+    depth = -expm1(tl.minimum(above, 0.0))
     lifted = tl.where(active & (depth > 0), tl.exp(exponent + scale[:, None] + tl.log(depth)), 0.0)
     log_leak = leak0 - (m - s_ref)
     total = tl.sum(tl.where(active, tl.exp(exponent), 0.0), 1) + tl.exp(log_leak)
@@ -153,7 +161,7 @@ def flows(s, u, valid, pivot, level, scale, m):
 
     A key is active where t + κ (f_k − f_j) > 0, which holds for the pivot whatever the last bit of its recomputed score.
     """
-    above = u - pivot[:, None]
+    above = above_pivot(u, pivot)
     steep = tl.exp(tl.minimum(scale, 80.0))[:, None]
     up = expm1(above)
     active = valid & (level[:, None] > 0) & ((above <= 0) | (steep * up < level[:, None]))
