@@ -1,24 +1,23 @@
-"""A first look at sparse-flow attention: solve and attend on one generated graph, report, and draw the flows.
+"""Trains SFi-Former and its dense twin, DFi-Former, on a small generated CLUSTER, and compares the two.
 
-python -m sfiformer.demo [--out DIR] [--seed N]
+python -m sfiformer.demo [--out DIR] [--epochs N] [--seed N]
 """
 
-from __future__ import annotations
-
 import argparse
-import statistics
-import time
+import json
+import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sfiformer.attention import Adjacency, SFiAttention
-from sfiformer.data.encodings import ESLapPE
-from sfiformer.data.synthetic import cluster
-from sfiformer.flow import Proximal
-from sfiformer.flow.problem import Solver
+from sfiformer.attention import SFiAttention
+from sfiformer.config import ExperimentConfig
+from sfiformer.data.batch import GraphBatch
+from sfiformer.nn import SFiFormer
+from sfiformer.training import Result, prepare, train
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,132 +25,115 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-WIDTH, HEADS = 32, 8  # as the paper's model for CLUSTER
-DENSE, SPARSE, SPARSER = 0.0, 1.0, 5.0  # λ*
-ITERATIONS = 10
+MODELS = {"SFi-Former": "sfi", "DFi-Former": "dfi"}
+COLOURS = {"SFi-Former": "tab:blue", "DFi-Former": "tab:orange"}
+COMMUNITIES = 6
+# The paper's model for CLUSTER has 20 layers and 8 heads; this one is trained in two minutes.
+SETTINGS = {
+    "data.size": "small",
+    "model.layers": 4,
+    "model.heads": 2,
+    "model.dropout": 0.0,
+    "model.attention_dropout": 0.0,
+    "optim.lr": 2e-3,
+    "optim.warmup_epochs": 1,
+}
 
 
-class Graph(NamedTuple):
-    """One graph of CLUSTER, its nodes ordered by community."""
-
-    x: Tensor  # [n, WIDTH], features and positions by a random linear map
-    edge_index: Tensor  # [2, E]
-    community: Tensor  # [n]
-    ptr: Tensor  # [0, n]
+def settings(out: Path, epochs: int, seed: int) -> ExperimentConfig:
+    """The experiment, of which only the attention differs between the two models."""
+    own = {"data.root": str(out / "data"), "trainer.epochs": epochs, "seed": seed}
+    return ExperimentConfig.from_preset("cluster", SETTINGS | own)
 
 
-def draw_graph(seed: int) -> Graph:
-    batch = cluster((1, 1, 1), seed)["train"].batch([0])
-    community, order = batch.y.long().sort(stable=True)
-    edge_index = order.argsort()[batch.edge_index]
-    vectors = torch.from_numpy(ESLapPE()(len(order), edge_index.numpy())["eslappe_vectors"])
-    inputs = torch.cat(
-        [batch.x[order].float(), vectors * len(order) ** 0.5], 1
-    )  # [n, 7 + 10], entries of order 1
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        x = nn.Linear(inputs.shape[1], WIDTH)(inputs)
-    return Graph(x, edge_index, community, batch.ptr)
+def train_both(config: ExperimentConfig, out: Path) -> dict[str, Result]:
+    """Train each model into a run folder of its own; a run that was begun there before is continued."""
+    results = {}
+    for name, attention in MODELS.items():
+        print(f"\n{name} (attention: {attention})", flush=True)
+        results[name] = train(_with_attention(config, attention), out / name.lower(), resume=True)
+    return results
 
 
-def make_layer(lam: float, seed: int, solver: Solver = "exact") -> SFiAttention:
-    """Untrained; the same weights for every λ* and solver."""
-    torch.manual_seed(seed)
-    return SFiAttention(WIDTH, HEADS, lam=lam, solver=solver).eval()
-
-
-def flows(graph: Graph, lam: float, seed: int, solver: Solver = "exact") -> Tensor:
-    """[heads, n, n]: row i says where node i draws its unit from."""
-    return make_layer(lam, seed, solver).flows(graph.x, graph.ptr)[0]
-
-
-def milliseconds(layer: SFiAttention, graph: Graph, repeats: int = 7) -> float:
-    """Of a forward pass, the median."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        layer(graph.x, graph.edge_index, graph.ptr)
-        times.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(times[1:])  # the first warms up
-
-
-@torch.no_grad()
-def report(graph: Graph, seed: int) -> str:
-    n, pairs = len(graph.x), graph.edge_index.shape[1]
-    layer = make_layer(SPARSE, seed)
-    out = layer(graph.x, graph.edge_index, graph.ptr)
-    best = flows(graph, SPARSE, seed)
-    iterated = flows(graph, SPARSE, seed, Proximal(ITERATIONS))
-    start = flows(graph, SPARSE, seed, Proximal(0))
-    slow = make_layer(SPARSE, seed, Proximal(ITERATIONS))
-    exact_time, slow_time = (milliseconds(some, graph) for some in (layer, slow))
+def report(results: dict[str, Result]) -> str:
+    """The comparison as a table, and how far it is from guessing."""
     lines = [
-        f"A generated CLUSTER graph: {n} nodes in {int(graph.community.max()) + 1} communities, {pairs // 2} edges.",
-        f"An untrained SFiAttention layer, {HEADS} heads of width {WIDTH}: random weights, so the flows show the",
-        f"mechanism and no learned pattern. Output [{n}, {out.shape[1]}], finite: {bool(out.isfinite().all())}.",
-        "",
-        f"{'λ*':>4}{'exactly zero flows':>22}{'effective keys of a node':>28}",
+        f"{'':12}{'test accuracy':>15}{'train-test gap':>16}{'zero attention':>16}{'parameters':>12}{'time':>8}"
     ]
-    for lam in (DENSE, SPARSE, SPARSER):
-        z = flows(graph, lam, seed)
-        keys = (1 / z.square().sum(-1)).median()
-        note = "   dense" if lam == DENSE else ""
-        lines.append(f"{lam:>4g}{float((z == 0).float().mean()):>22.1%}{float(keys):>20.1f} of {n}{note}")
-    distance, moved = (float((iterated - z).norm() / best.norm()) for z in (best, start))
-    zeros = float((iterated == 0).float().mean())
+    for name, result in results.items():
+        zeros = "dense" if result.zero_share is None else f"{result.zero_share:.1%}"
+        lines.append(
+            f"{name:12}{result.test:>15.1%}{result.gap:>16.1%}{zeros:>16}{result.parameters:>12,}"
+            f"{result.seconds:>6.0f} s"
+        )
+    best = max(results.values(), key=lambda result: result.test or 0.0)
     lines += [
-        "(effective keys: 1/Σz², the median over nodes and heads)",
         "",
-        f"Against the paper's iteration, {ITERATIONS} steps of it, at λ* = {SPARSE:g}:",
-        f"  distance to the flows of least energy   {distance:.2f} of their norm (exact: 0)",
-        f"  distance to where it started            {moved:.2f}",
-        f"  exactly zero flows                      {zeros:.1%}",
-        f"  time of the layer, forward              {slow_time:.1f} ms (exact: {exact_time:.1f} ms)",
+        "accuracy: mean recall of the six communities, at the epoch that was best on the validation graphs;",
+        f"guessing scores 1/6 = {1 / COMMUNITIES:.1%}, so {best.test:.1%} is {(best.test or 0) * COMMUNITIES:.1f} times that",
+        "zero attention: share of flows that are exactly zero, over all layers, heads and pairs of nodes",
     ]
     return "\n".join(lines)
 
 
-@torch.no_grad()
-def draw(graph: Graph, seed: int, head: int = 0) -> Figure:
-    """Resistance, friction and flows of one head as maps over pairs of nodes, and flows by rank."""
+def draw(config: ExperimentConfig, results: dict[str, Result]) -> "Figure":
+    """Learning curves of both models, and the attention of both on one test graph."""
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    layer = make_layer(SPARSE, seed)
-    q, k, q_friction, k_friction = (x[:, head] for x in layer._scores(graph.x))
-    resistance = (-q @ k.T * WIDTH**-0.5).softmax(-1)
-    friction = (q_friction @ k_friction.T * WIDTH**-0.5).softmax(-1)
-    dense, sparse, sparser = (flows(graph, lam, seed)[head] for lam in (DENSE, SPARSE, SPARSER))
-    near = Adjacency.of(graph.edge_index, len(graph.x)).matmul(torch.eye(len(graph.x)))
-    gamma = float(layer.gamma)
-    mixed = (near + gamma * sparse) / (1 + gamma)
+    figure = Figure(figsize=(12, 10), layout="constrained")
+    axes = figure.subplots(2, 2)
+    _draw_curves(axes[0, 0], "loss", results, {"loss": "-"})
+    _draw_curves(axes[0, 1], "accuracy (mean recall)", results, {"train": ":", "test": "-"})
+    axes[0, 1].axhline(1 / COMMUNITIES, color="grey", linewidth=0.8)
+    axes[0, 1].annotate("guessing", (1, 1 / COMMUNITIES), va="bottom", color="grey")
 
-    figure = Figure(figsize=(13, 9), layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.08))
-    axes = figure.subplots(2, 3)
-    figure.suptitle(
-        f"Sparse-flow attention on a CLUSTER graph of {len(graph.x)} nodes: head {head + 1} of an untrained layer",
-        fontsize=14,
-    )
-    maps = {
-        "Resistance r": resistance,
-        "Friction f": friction,
-        "Dense flow, λ* = 0": dense,
-        f"Sparse flow, λ* = {SPARSE:g}": sparse,
-        f"Sparse flow + Ã, λ* = {SPARSE:g}, γ = {gamma:g}": mixed,
-    }
-    positive = torch.cat([values[values > 0] for values in maps.values()])
-    low, high = positive.quantile(torch.tensor([0.01, 0.999])).tolist()
-    norm = LogNorm(low, high)  # one scale for all: the rows of each map but the last sum to 1, or nearly so
-    for axis, (title, values) in zip(axes.flat, maps.items(), strict=False):
-        image = _draw_map(axis, title, values, graph.community, norm)
-    bar = figure.colorbar(image, ax=axes, extend="both", shrink=0.6, aspect=35, pad=0.02)
-    bar.set_label("resistance, friction or flow; white: exactly zero")
-    _draw_ranks(axes.flat[-1], {DENSE: dense, SPARSE: sparse, SPARSER: sparser})
+    batch = prepare(config).stores["test"].batch([0])
+    maps = {}
+    for name, result in results.items():
+        community, maps[name] = attention_map(SFiFormer.from_pretrained(result.run / "best"), batch)
+    positive = torch.cat([flows[flows > 0] for flows in maps.values()])
+    low, high = positive.quantile(torch.tensor([0.02, 0.999])).tolist()
+    for axis, (name, flows) in zip(axes[1], maps.items(), strict=True):
+        image = _draw_map(axis, f"{name}, last layer, head 1", flows, community, LogNorm(low, high))
+    bar = figure.colorbar(image, ax=axes[1], extend="both", shrink=0.8)
+    bar.set_label("flow from key to query; white: exactly zero")
+    figure.suptitle(f"Sparse and dense flows on CLUSTER; below, a test graph of {batch.num_nodes} nodes")
     return figure
 
 
-def _draw_map(axis: Axes, title: str, values: Tensor, community: Tensor, norm: LogNorm) -> AxesImage:
+@torch.no_grad()
+def attention_map(model: SFiFormer, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+    """The communities [n], ascending, and the flows [n, n] between nodes in that order: last layer, first head."""
+    layer = [module for module in model.modules() if isinstance(module, SFiAttention)][-1]
+    seen: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    model.eval()(batch)
+    hook.remove()
+    community, order = batch.y.long().sort(stable=True)
+    return community, layer.flows(seen[0], batch.ptr)[0][0][order][:, order]
+
+
+def _with_attention(config: ExperimentConfig, attention: str) -> ExperimentConfig:
+    return replace(config, model=replace(config.model, attention=attention))  # type: ignore[arg-type]
+
+
+def _draw_curves(axis: "Axes", title: str, results: dict[str, Result], styles: dict[str, str]) -> None:
+    for name, result in results.items():
+        lines = (result.run / "metrics.jsonl").read_text().splitlines()
+        history = [json.loads(line) for line in lines]
+        for column, style in styles.items():
+            label = name if len(styles) == 1 else f"{name}, {column}"
+            epochs = [record["epoch"] for record in history]
+            values = [record[column] for record in history]
+            axis.plot(epochs, values, style, color=COLOURS[name], marker=".", label=label)
+    axis.set_title(title)
+    axis.set_xlabel("epoch")
+    axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_map(axis: "Axes", title: str, values: Tensor, community: Tensor, norm: "LogNorm") -> "AxesImage":
     """A matrix on a logarithmic scale, exact zeros white, with the borders of the communities."""
     import matplotlib
 
@@ -175,47 +157,30 @@ def _draw_map(axis: Axes, title: str, values: Tensor, community: Tensor, norm: L
     return image
 
 
-def _draw_ranks(axis: Axes, by_lam: dict[float, Tensor]) -> None:
-    """How many flows a node draws, and how large: the mean over nodes of the largest flow, the second, and so on."""
-    import matplotlib
-
-    colours = matplotlib.colormaps["viridis"]([0.0, 0.45, 0.8])
-    for colour, (lam, z) in zip(colours, by_lam.items(), strict=True):
-        ranked = z.sort(-1, descending=True).values.mean(0)
-        ranked = ranked[ranked > 0]
-        axis.plot(range(1, len(ranked) + 1), ranked.numpy(), color=colour, linewidth=2, label=f"λ* = {lam:g}")
-    axis.set_xlim(1, z.shape[-1])
-    axis.set_ylim(bottom=0)
-    axis.set_xlabel("rank of the key")
-    axis.set_ylabel("flow, mean over query nodes")
-    axis.set_box_aspect(1)
-    axis.set_title(
-        "Flows of a node, largest first\npast the end of a curve all are exactly zero", fontsize=11
-    )
-    axis.legend(frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m sfiformer.demo", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("demo-out"), help="folder for the picture (default: demo-out)"
+        "--out", type=Path, default=Path("demo-out"), help="folder for runs and picture (default: demo-out)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the graph and the weights (default: 0)")
+    parser.add_argument("--epochs", type=int, default=6, help="for each of the models (default: 6)")
+    parser.add_argument("--seed", type=int, default=0, help="of the graphs and the weights (default: 0)")
     arguments = parser.parse_args()
-    graph = draw_graph(arguments.seed)
-    print(report(graph, arguments.seed))
+    torch.set_num_threads(min(os.cpu_count() or 1, 8))
+    out: Path = arguments.out
+    config = settings(out, arguments.epochs, arguments.seed)
+    results = train_both(config, out)
+    print(f"\n{report(results)}\n")
+    for name, result in results.items():
+        print(f"{name}: {result.run} (metrics.csv, best/, config.yaml, …)")
     try:
-        figure = draw(graph, arguments.seed)
+        figure = draw(config, results)
     except ImportError:
-        print("\nNo picture: matplotlib is not installed (pip install 'sfiformer[plot]').")
+        print("no picture: matplotlib is not installed (pip install 'sfiformer[plot]')")
         return
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "flows.png"
-    figure.savefig(path, dpi=130)
-    print(f"\nThe flows are drawn in {path}")
+    figure.savefig(out / "demo.png", dpi=130)
+    print(f"learning curves and attention maps: {out / 'demo.png'}")
 
 
 if __name__ == "__main__":

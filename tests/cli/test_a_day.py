@@ -9,20 +9,17 @@ import pytest
 
 from sfiformer.data import cluster
 
-# A model that is trained in seconds.
-TINY = [
-    "--model.layers",
-    "1",
-    "--model.dim",
-    "8",
-    "--model.heads",
-    "1",
-    "--model.pe_size",
-    "2",
-    "--optim.warmup_epochs",
-    "1",
-]
-OWN = [*TINY, "--model.pe_dim", 2, "--trainer.epochs", 40, "--data.batch_size", 4]
+# Models that are trained in seconds.
+TINY = {"model.layers": 1, "model.dim": 8, "model.heads": 1, "optim.warmup_epochs": 1}
+OWN = {**TINY, "model.pe_size": 2, "model.pe_dim": 2, "trainer.epochs": 40, "data.batch_size": 4}
+GENERATED = {
+    **TINY, "model.pe": "none", "model.local": "gcn", "trainer.epochs": 2, "trainer.measure_zeros": "false",
+    "data.size": "small", "data.batch_size": 100,
+}  # fmt: skip
+
+
+def options(settings: dict[str, object]) -> list[object]:
+    return [part for key, value in settings.items() for part in (f"--{key}", value)]
 
 
 def epochs(run: Path) -> list[dict]:
@@ -39,7 +36,8 @@ def own_run(sfi, killed_after_an_epoch, own_graphs, tmp_path_factory) -> Path:
     """A run on the user's file that was killed and resumed."""
     root = tmp_path_factory.mktemp("runs")
     run = root / "own"
-    train = ["train", "custom", "--data.path", own_graphs, *OWN, "--out", run, "--data.root", root / "data"]
+    settings = {**OWN, "data.path": own_graphs, "data.root": root / "data"}
+    train = ["train", "custom", *options(settings), "--out", run]
     killed_after_an_epoch(run, *train)
     assert len(epochs(run)) < 40
     assert not (run / "result.json").exists()
@@ -54,11 +52,10 @@ def generated_run(sfi, killed_after_an_epoch, tmp_path_factory) -> Path:
     """A run on a small CLUSTER that was killed and resumed."""
     root = tmp_path_factory.mktemp("runs")
     run = root / "cluster"
-    train = ["train", "cluster", "--data.size", "small", *TINY, "--data.batch_size", 100, "--out", run]
-    train += ["--data.root", root / "data", "--trainer.epochs", 3, "--trainer.measure_zeros", "false"]
+    train = ["train", "cluster", *options({**GENERATED, "data.root": root / "data"}), "--out", run]
     killed_after_an_epoch(run, *train)
     sfi(*train, "--resume")
-    assert len(epochs(run)) == 3
+    assert len(epochs(run)) == 2
     return run
 
 
@@ -106,7 +103,9 @@ def test_mistakes_with_runs_are_one_line(refused, own_run, own_graphs, generated
     message = refused("predict", generated_run, own_graphs)  # graphs of another dataset
     assert "graphs.jsonl, line 1: x has 2 columns" in message
 
-    message = refused("train", "pattern", "--resume", "--out", own_run, "--data.size", "small", *TINY)
+    other = tmp_path / "other.jsonl"
+    other.write_text(own_graphs.read_text())
+    message = refused("train", "custom", "--resume", "--out", own_run, "--data.path", other)
     assert message.startswith(f"the run in {own_run} has ")
 
     message = refused("eval", tmp_path)
