@@ -22,8 +22,9 @@ lint: install
 types: install
 	$(BIN)/mypy
 
+# Two workers of one thread each: on two cores, threads that wait for each other cost more than they bring.
 unit: install
-	$(BIN)/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 # The kernels on the GPU of this machine, in whatever Python is given (a CUDA build of PyTorch, Triton and pytest).
 test-gpu:
