@@ -9,6 +9,7 @@ from torch_geometric.data import Data
 
 from sfiformer import ModelConfig, SFiFormer
 from sfiformer.data import GraphStore, LapPE, Standardizer, add_encodings
+from sfiformer.data.custom import MOLECULES
 from sfiformer.data.schema import Features, Schema
 from sfiformer.data.task import Task
 from sfiformer.prediction import Predictor
@@ -102,6 +103,22 @@ def test_class_names_units_and_standardised_features_come_back():
         graph.x = (graph.x - torch.tensor([1.0, 0.0])) / torch.tensor([2.0, 4.0])
     plain = all_rows(Predictor(model, Task("graph", "regression", 3), SCHEMA), source)
     assert table["prediction:b"] == pytest.approx([10 * y + 2 for y in plain["prediction:1"]], abs=1e-5)
+
+
+def test_files_of_every_format_are_read(tmp_path):
+    source = graphs()
+    predictor = Predictor(trained(CONFIG), CASES["graphs"][1], SCHEMA)
+    torch.save(source, tmp_path / "new.pt")
+    lines = [{"x": graph.x.tolist(), "edge_index": graph.edge_index.tolist()} for graph in source]
+    (tmp_path / "new.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert all_rows(predictor, tmp_path / "new.pt") == all_rows(predictor, source)
+    assert all_rows(predictor, tmp_path / "new.jsonl") == all_rows(predictor, source)
+
+    pytest.importorskip("rdkit")
+    config = replace(CONFIG, node_encoder="atom", edge_encoder="bond")
+    with_pe = Predictor(SFiFormer(config), CASES["graphs"][1], MOLECULES, smiles_column="molecule")
+    (tmp_path / "new.csv").write_text("molecule,remark\nCCO,a\nc1ccccc1,b\n")
+    assert all_rows(with_pe, tmp_path / "new.csv")["graph"] == ["0", "1"]
 
 
 def test_bad_graphs_stop_or_are_left_out(tmp_path):

@@ -12,7 +12,7 @@ commands = typer.Typer(
 )
 
 Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Folder for downloads and caches.")]
-GENERATED = ("cluster", "pattern")
+GENERATED = ("cluster", "pattern")  # where the official files are not at hand
 
 
 @commands.command("list")

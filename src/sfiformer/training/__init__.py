@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from sfiformer.lazy import lazy_names
+
 if TYPE_CHECKING:
     from sfiformer.training.evaluation import evaluate
     from sfiformer.training.launch import train
@@ -11,19 +13,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Prepared", "Result", "RunFolder", "evaluate", "prepare", "train"]
 
-_PLACES = {
-    "Prepared": "preparation",
-    "Result": "state",
-    "RunFolder": "run_folder",
-    "evaluate": "evaluation",
-    "prepare": "preparation",
-    "train": "launch",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _PLACES:  # Lightning takes seconds to import
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Lightning takes seconds to import.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Prepared": "sfiformer.training.preparation",
+        "Result": "sfiformer.training.state",
+        "RunFolder": "sfiformer.training.run_folder",
+        "evaluate": "sfiformer.training.evaluation",
+        "prepare": "sfiformer.training.preparation",
+        "train": "sfiformer.training.launch",
+    },
+)

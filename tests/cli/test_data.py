@@ -1,0 +1,53 @@
+"""`sfi data`: in this process, since its commands need no more of the command line than their words."""
+
+import pytest
+
+from sfiformer.cli import main
+
+
+@pytest.fixture
+def sfi_data(capsys):
+    def run(*arguments: object, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as stop:
+            main(["data", *map(str, arguments)])
+        assert stop.value.code == code
+        said = capsys.readouterr()
+        return said.err if code else said.out
+
+    return run
+
+
+def test_list_names_all_datasets(sfi_data):
+    lines = sfi_data("list").splitlines()
+    assert len(lines) == 10
+    assert lines[3].split() == [
+        "peptides-func",
+        "15,535",
+        "150.9",
+        "307.3",
+        "graph",
+        "multilabel",
+        "CC",
+        "BY-NC",
+        "4.0",
+    ]
+
+
+def test_info_of_a_dataset_and_of_a_file(sfi_data, own_graphs, tmp_path):
+    text = sfi_data("info", "MNIST", "--root", tmp_path)
+    assert "55,000 / 5,000 / 10,000 graphs" in text
+    assert f"not in {tmp_path} yet" in text
+    text = sfi_data("info", own_graphs)
+    assert "train 32, val 4, test 4 graphs" in text
+    assert "graph binary classification (path, ring)" in text
+
+
+def test_fetch(sfi_data, tmp_path):
+    assert "nothing to fetch" in sfi_data("fetch", "cluster")
+    message = sfi_data("fetch", "mnist", "--root", tmp_path, "--mirror", tmp_path, code=1)
+    assert message == f"sfi: the mirror folder {tmp_path} holds no MNIST_v2.zip\n"
+
+
+def test_mistakes(sfi_data):
+    assert "did you mean 'mnist'?" in sfi_data("info", "mnis", code=1)
+    assert sfi_data("info", "mine.jsonl", code=1) == "sfi: mine.jsonl: there is no such file\n"
