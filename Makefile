@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: install test lint types unit demo bench clean
+.PHONY: install test lint types unit test-gpu demo bench clean
 
 install: $(READY)
 
@@ -22,8 +22,13 @@ lint: install
 types: install
 	$(BIN)/mypy
 
+# Two workers of one thread each: on two cores, threads that wait for each other cost more than they bring.
 unit: install
-	$(BIN)/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+# The kernels on the GPU of this machine, in whatever Python is given (a CUDA build of PyTorch, Triton and pytest).
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -q tests/attention/test_kernels.py tests/data/test_store.py
 
 demo: install
 	$(BIN)/python -m sfiformer.demo

@@ -7,16 +7,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sfiformer.attention.chunks import chunks
+from sfiformer.attention.inputs import require_finite, require_ptr, require_shapes
+from sfiformer.flow import checks
 
 
 def dfi_attention(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, *, scale: float | None = None, dropout_p: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ptr: Tensor,
+    *,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    check: bool | None = None,
 ) -> Tensor:
     """Σ_j softmax_j(q_i·k_j · scale) v_j over the nodes j of i's graph: [nodes, heads, width of v].
 
     What `sfi_attention` tends to for λ = 0 and α = ∞, through `torch.nn.functional.scaled_dot_product_attention`, on graphs
     of equal size at a time and so without padding.
     """
+    require_shapes(ptr, dropout_p, q=q, k=k, v=v)
+    if checks.wanted(check, q):
+        require_ptr(ptr, len(q))
+        require_finite(q=q, k=k, v=v)
     outs, places = [v[:0]], []
     for chunk in chunks(ptr, q.shape[1], chunk_size=1 << 24):
         nodes = chunk.nodes(q.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -50,15 +52,13 @@ def sfi_attention(
         return_flows: also return the flows before dropout, a list of [heads, n, n], one for each graph.
         max_nodes: size of the largest graph, where the caller knows it: on a GPU the call then need not wait for ``ptr``.
         check: look at values and raise on bad ones; by default on the CPU only.
-        deterministic: ask for a bitwise repeatable backward; the plain version's always is.
+        deterministic: ask for a bitwise repeatable backward; it always is, there are no atomics.
 
     Returns:
         [nodes, heads, width of v], in the dtype of v; with ``return_flows`` a pair of it and the flows.
     """
     look = checks.wanted(check, q)
-    require_shapes(q, k, v, q_friction, k_friction, ptr)
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p must be at least 0 and less than 1, got {dropout_p}")
+    require_shapes(ptr, dropout_p, q=q, k=k, v=v, q_friction=q_friction, k_friction=k_friction)
     if scaling not in ("absolute", "potential"):
         raise ValueError(f"scaling must be 'absolute' or 'potential', got {scaling!r}")
     checks.require_alpha(alpha, look)
@@ -72,30 +72,13 @@ def sfi_attention(
             q, k, v, q_friction, k_friction, ptr, lam, alpha, scaling, scale, dropout_p, solver, look
         )
         return (out, flows) if return_flows else out
-    out_dtype = v.dtype
-    common = q.dtype
-    for x in (k, v, q_friction, k_friction):
-        common = torch.promote_types(common, x.dtype)
-    q, k, v, q_friction, k_friction = (x.to(common) for x in (q, k, v, q_friction, k_friction))
+    dtype = v.dtype
+    tensors = (q, k, v, q_friction, k_friction)
+    common = reduce(torch.promote_types, (x.dtype for x in tensors))
+    q, k, v, q_friction, k_friction = (x.to(common) for x in tensors)
     seed = torch.randint(1 << 62, ()) if dropout_p else torch.zeros((), dtype=torch.int64)
-    potential = scaling == "potential"
-    out, *_ = packed_attention(
-        q,
-        k,
-        v,
-        q_friction,
-        k_friction,
-        ptr,
-        lam,
-        seed,
-        float(alpha),
-        potential,
-        scale,
-        dropout_p,
-        max_nodes,
-        look,
-    )
-    return out.to(out_dtype)
+    options = (float(alpha), scaling == "potential", scale, dropout_p, max_nodes, look)
+    return packed_attention(q, k, v, q_friction, k_friction, ptr, lam, seed, *options)[0].to(dtype)
 
 
 def _graph_by_graph(

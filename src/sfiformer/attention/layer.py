@@ -79,6 +79,8 @@ class SFiAttention(nn.Module):
             raise ValueError("adjacency and attention are both off: nothing is left of the layer")
         if lam < 0:
             raise ValueError(f"lam must not be negative, got {lam}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
         self.dim, self.heads, self.head_width = dim, heads, head_width or dim
         self.mode, self.friction, self.lam, self.lam_scaling = mode, friction, lam, lam_scaling
         self.alpha, self.qk_norm, self.dropout, self.solver = alpha, qk_norm, dropout, solver

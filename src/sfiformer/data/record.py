@@ -98,10 +98,11 @@ def as_target(name: str, value: Any) -> Target:
     array = _array(name, value)
     if array.dtype.kind in "biu":
         return Target(array.astype(np.float64), text=False, whole=True)
-    if array.dtype.kind == "f":
-        target = Target(array.astype(np.float64), text=False, whole=False)
-    else:
-        target = _objects(name, array)
+    target = (
+        Target(array.astype(np.float64), text=False, whole=False)
+        if array.dtype.kind == "f"
+        else _objects(name, array)
+    )
     if not target.text and np.isinf(target.values).any():
         raise ValueError(f"{name} is infinite at {_first(np.isinf(target.values))}")
     return target

@@ -23,6 +23,12 @@ def require_floating(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} must be a floating-point tensor, got {given}")
 
 
+def require_rows(name: str, tensor: Tensor) -> None:
+    require_floating(name, tensor)
+    if tensor.dim() == 0:
+        raise ValueError(f"{name} must have a last dimension of links, [..., n], got a {describe(tensor)}")
+
+
 def require_same_shape(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     if tensor.shape != other.shape:
         raise ValueError(
@@ -44,7 +50,7 @@ def require_alpha(alpha: float | Tensor, check: bool) -> None:
     if isinstance(alpha, Tensor):
         if check:
             require_all(alpha > 0, "alpha", alpha, "positive (math.inf is the hard constraint)")
-    elif not alpha > 0 or math.isnan(alpha):
+    elif not alpha > 0:
         raise ValueError(f"alpha must be positive (math.inf is the hard constraint), got {alpha}")
 
 

@@ -46,8 +46,8 @@ def solve_flows(
         solver: ``"exact"``; or ``"proximal"``, the paper's iteration (a `Proximal` sets its start, count and tolerance).
         check: look at values and raise on bad ones; by default on the CPU only.
     """
-    checks.require_floating("resistance", resistance)
-    checks.require_floating("friction", friction)
+    checks.require_rows("resistance", resistance)
+    checks.require_rows("friction", friction)
     checks.require_same_shape("friction", friction, "resistance", resistance)
     checks.require_mask(mask, resistance, "resistance")
     look = checks.wanted(check, resistance)
@@ -60,10 +60,10 @@ def solve_flows(
     lam_row, alpha_row = _strengths(lam, alpha, resistance, look)
     if resistance.numel() == 0:
         return torch.zeros_like(resistance) * resistance
-    resistance, friction = (torch.where(mask, x, 1.0) for x in (resistance, friction))
+    resistance, friction = (torch.where(mask & ~empty, x, 1.0) for x in (resistance, friction))
     if isinstance(method := _method(solver), Proximal):
         _require_penalty(alpha_row)
-        z = method(resistance, friction, lam_row.to(resistance), alpha_row.to(resistance), mask)
+        z = method(resistance, friction, lam_row.to(resistance), alpha_row.to(resistance), mask & ~empty)
     else:
         floor = torch.finfo(friction.dtype).tiny ** 0.5  # a logarithm for zero friction, with its gradient
         u = torch.where(friction < floor, friction + floor, friction).log()
@@ -92,8 +92,8 @@ def flows_from_scores(
 
     The other arguments are those of `solve_flows`.
     """
-    checks.require_floating("s", s)
-    checks.require_floating("u", u)
+    checks.require_rows("s", s)
+    checks.require_rows("u", u)
     checks.require_same_shape("u", u, "s", s)
     checks.require_mask(mask, s, "s")
     if scaling not in ("absolute", "potential"):
@@ -101,19 +101,20 @@ def flows_from_scores(
     look = checks.wanted(check, s)
     mask, empty = _links(mask, s)
     if look:
-        checks.require_all(s.isfinite() | ~mask, "s", s, "finite")
-        checks.require_all(u.isfinite() | ~mask, "u", u, "finite")
+        ignored = empty | ~mask
+        checks.require_all(s.isfinite() | ignored, "s", s, "finite")
+        checks.require_all(u.isfinite() | ignored, "u", u, "finite")
     lam_row, alpha_row = _strengths(lam, alpha, s, look)
     if s.numel() == 0:
         return torch.zeros_like(s) * s
-    s, u = (torch.where(mask, x, 0.0) for x in (s, u))
+    s, u = (torch.where(mask & ~empty, x, 0.0) for x in (s, u))
     if isinstance(method := _method(solver), Proximal):
         if scaling == "potential":
             raise ValueError("solver='proximal' has only a soft constraint: use scaling='absolute'")
         _require_penalty(alpha_row)
         resistance, friction = (x.masked_fill(~mask, -math.inf).softmax(-1) for x in (-s, u))
         resistance = torch.where(mask, resistance, 1.0)
-        z = method(resistance, friction, lam_row.to(s), alpha_row.to(s), mask)
+        z = method(resistance, friction, lam_row.to(s), alpha_row.to(s), mask & ~empty)
     else:
         log_sum_u = _log_sum_exp(u, mask)
         if scaling == "absolute":

@@ -42,6 +42,7 @@ class Rows(NamedTuple):
     u_max: Tensor  # [..., 1] the largest finite u
     total_s: Tensor  # [..., 1] Σ exp_s
     lse_s: Tensor  # [..., 1] float64, log Σ exp(s)
+    masked: bool = False
 
     @classmethod
     def of(cls, s: Tensor, u: Tensor, masked: bool = False) -> Rows:
@@ -49,11 +50,13 @@ class Rows(NamedTuple):
         u_max = (u.masked_fill(u.isposinf(), -math.inf) if masked else u).amax(-1, keepdim=True)
         exp_s = (s - s_max).exp_()
         total_s = exp_s.sum(-1, keepdim=True)
-        return cls(s, u, exp_s, (u - u_max).exp_(), s_max, u_max, total_s, log_total(total_s, s_max))
+        lse_s = log_total(total_s, s_max)
+        return cls(s, u, exp_s, (u - u_max).exp_(), s_max, u_max, total_s, lse_s, masked)
 
     def take(self, index: Tensor) -> Rows:
         """Some of the rows, in float64: [m, n]."""
-        return Rows(*(pick_rows(field, self.s.shape[:-1], index) for field in self))
+        picked = [pick_rows(field, self.s.shape[:-1], index) for field in self[:-1]]
+        return Rows._make([*picked, self.masked])
 
 
 class Flows(NamedTuple):
@@ -183,14 +186,14 @@ def _linear(rows: Rows, log_kappa: Tensor, log_eps: Tensor) -> tuple[Tensor, Ten
     log_reference = rows.s_max.double() - rows.lse_s
     log_scale = log_kappa + rows.u_max.double() + log_reference
     friction = rows.exp_u * log_scale.clamp(max=60).exp_().to(rows.s.dtype)
+    if rows.masked:
+        friction.masked_fill_(rows.u.isposinf(), torch.finfo(friction.dtype).max)
     return friction, (log_eps - log_reference).exp().to(rows.s.dtype), log_scale < 60
 
 
 def _newton(rows: Rows, friction: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:
     """η p_max [..., 1] and the active set [..., n] by Newton's method from all keys downwards."""
     some = rows.exp_s * friction
-    if bool(rows.exp_u.amax().isinf()):
-        some.nan_to_num_(nan=0.0)  # masked
     total = rows.total_s + leak
     eta = some.sum(-1, keepdim=True).add_(1).div_(total)
     active = torch.empty_like(some)
@@ -198,7 +201,7 @@ def _newton(rows: Rows, friction: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]
         torch.lt(friction, eta, out=active)
         torch.mul(rows.exp_s, active, out=some)
         shrunk = some.sum(-1, keepdim=True).add_(leak)
-        if shrunk.equal(total):
+        if not bool((shrunk < total).any()):
             return eta, active
         total = shrunk
         newton = some.mul_(friction).sum(-1, keepdim=True).add_(1).div_(total)

@@ -16,8 +16,8 @@ from sfiformer.attention import SFiAttention
 class SFiGPSConv(nn.Module):
     """The GPS layer with `SFiAttention` in place of softmax attention: message passing beside global attention, then an MLP.
 
-    It takes the arguments of PyG's ``GPSConv`` and is called like it, so that a model changes over by changing one line.
-    Graphs are not padded, and heads need not divide ``channels``.
+    It takes the arguments of PyG's ``GPSConv`` (but for ``attn_type``) and is called like it, so that a model changes over by
+    changing one line. Graphs are not padded, and heads need not divide ``channels``.
 
     Args:
         channels: width of the node features.

@@ -1,0 +1,74 @@
+"""Device functions on tiles: products over the width of the heads, and dropout.
+
+Nodes are numbered within their graph, in 32 bits: 64-bit addresses would fill the registers. Widths are cut into chunks of
+WIDTH columns, masked at the end: no width need be a power of two, and none is padded in memory.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def locate(ptr, graphs, tile, ROWS: tl.constexpr):
+    """First node and size of the graph that a tile belongs to, and the tile's first row in it (beyond the size: no tile).
+
+    Graph g owns the tiles from ptr[g] // ROWS + g on: enough for it, whatever the sizes, so that nobody need count them.
+    """
+    low, high = 0, graphs
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(ptr + middle) // ROWS + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    start = tl.load(ptr + low)
+    n = (tl.load(ptr + low + 1) - start).to(tl.int32)
+    return start, n, low, ((tile - start // ROWS - low) * ROWS).to(tl.int32)
+
+
+@triton.jit
+def load_chunk(base, nodes, n, stride, first, width, WIDTH: tl.constexpr):
+    """Columns first … first + WIDTH of the given nodes of a graph of n, zeros outside: [nodes, WIDTH]."""
+    columns = first + tl.arange(0, WIDTH)
+    inside = (nodes < n)[:, None] & (columns < width)[None, :]
+    return tl.load(base + (nodes[:, None] * stride + columns[None, :]), mask=inside, other=0.0)
+
+
+@triton.jit
+def products(
+    left, right, rows, columns, n, stride, width,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """x_i · y_j for nodes i of ``left`` and j of ``right``: [rows, columns] float32."""
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(0, width, WIDTH):
+        x = load_chunk(left, rows, n, stride, first, width, WIDTH)
+        y = load_chunk(right, columns, n, stride, first, width, WIDTH)
+        total = tl.dot(x, tl.trans(y), total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def combine(
+    matrix, base, nodes, out, rows, n, stride, width, factor, WIDTH: tl.constexpr, PRECISION: tl.constexpr
+):
+    """out_i = factor · Σ_j matrix_ij x_j, a chunk of columns at a time."""
+    matrix = matrix.to(base.dtype.element_ty)
+    for first in range(0, width, WIDTH):
+        x = load_chunk(base, nodes, n, stride, first, width, WIDTH)
+        block = tl.dot(matrix, x, input_precision=PRECISION) * factor
+        columns = first + tl.arange(0, WIDTH)
+        inside = (rows < n)[:, None] & (columns < width)[None, :]
+        tl.store(
+            out + (rows[:, None] * stride + columns[None, :]), block.to(out.dtype.element_ty), mask=inside
+        )
+
+
+@triton.jit
+def kept(seed, rows, columns, dropout_p):
+    """Dropout's factors for rows × columns: 0, or 1/(1 − p). Counter-based: the same wherever it is asked."""
+    zero = (rows[:, None] + columns[None, :]).to(tl.uint32) * 0
+    bits, _, _, _ = tl.philox(
+        seed, zero + rows[:, None].to(tl.uint32), zero + columns[None, :].to(tl.uint32), zero, zero
+    )
+    return tl.where(tl.random.uint_to_uniform_float(bits) >= dropout_p, 1 / (1 - dropout_p), 0.0)

@@ -1,0 +1,86 @@
+"""Chunks bound the memory and change nothing else."""
+
+import pytest
+import torch
+
+from packing import RAGGED, attend, packed
+from sfiformer import dfi_attention
+from sfiformer.attention.chunks import chunks
+
+
+@pytest.mark.parametrize("size", [1, 16, 100, 400])
+@pytest.mark.parametrize("arguments", [{"lam": 0.1}, {"lam": 0.7, "scaling": "potential"}])
+def test_chunk_size_does_not_change_results(monkeypatch, size, arguments):
+    lam = torch.full((len(RAGGED),), arguments["lam"], dtype=torch.float64)
+    results = []
+    for chunk_size in (1 << 20, size):
+        monkeypatch.setattr("sfiformer.attention.chunks.CHUNK_SIZE", chunk_size)
+        inputs, strength = packed().leaves(), lam.clone().requires_grad_()
+        out = attend(inputs, **(arguments | {"lam": strength}))
+        results.append((out, *torch.autograd.grad(out.square().sum(), (*inputs[:5], strength))))
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 10_000])
+def test_every_row_is_in_one_chunk(size):
+    ptr, heads = packed().ptr, 2
+    seen = []
+    for chunk in chunks(ptr, heads, size):
+        rows = chunk.rows.stop - chunk.rows.start
+        if rows > 1 or len(chunk.graphs) > 1:
+            assert len(chunk.graphs) * heads * rows * chunk.size <= size
+        seen += [start + row for start in chunk.starts for row in range(chunk.rows.start, chunk.rows.stop)]
+    assert sorted(seen) == list(range(sum(RAGGED)))
+
+
+def test_dense_attention_of_a_large_graph_in_blocks(monkeypatch):
+    inputs = packed()
+    expected = dfi_attention(inputs.q, inputs.k, inputs.v, inputs.ptr)
+    original = chunks
+    monkeypatch.setattr(
+        "sfiformer.attention.dense.chunks", lambda ptr, heads, chunk_size: original(ptr, heads, 30)
+    )
+    torch.testing.assert_close(dfi_attention(inputs.q, inputs.k, inputs.v, inputs.ptr), expected)
+
+
+def _peak_bytes(run) -> int:
+    """The most that was allocated at a time, beyond what was there before."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        run()
+    held = peak = 0
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    assert peak > 0
+    return peak
+
+
+def test_a_large_graph_needs_no_matrix_of_scores():
+    nodes, heads = 2000, 8
+    inputs = packed((nodes,), heads=heads, dtype=torch.float32).leaves()
+    one_matrix = heads * nodes * nodes * 4
+    peak = _peak_bytes(lambda: attend(inputs, lam=1 / nodes).sum().backward())
+    assert peak < one_matrix
+
+
+def test_chunk_size_bounds_the_memory(monkeypatch):
+    inputs = packed((600,), heads=4, dtype=torch.float32).leaves()
+    peaks = []
+    for size in (1 << 21, 1 << 15):
+        monkeypatch.setattr("sfiformer.attention.chunks.CHUNK_SIZE", size)
+        peaks.append(_peak_bytes(lambda: attend(inputs, lam=1 / 600).sum().backward()))
+    assert peaks[1] < peaks[0] / 5
+
+
+def test_memory_between_forward_and_backward_grows_with_nodes_not_their_square():
+    nodes, heads, width = 1000, 4, 8
+    inputs = packed((nodes,), heads=heads, width=width, dtype=torch.float32).leaves()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        attend(inputs, lam=1 / nodes)
+    extra = sum(x.numel() for x in kept if x.data_ptr() not in {y.data_ptr() for y in inputs})
+    assert extra < 10 * nodes * heads * width

@@ -1,0 +1,97 @@
+"""torch.compile without graph breaks, and the contract of the custom operator."""
+
+import shutil
+
+import pytest
+import torch
+
+from packing import packed
+from sfiformer import SFiAttention, sfi_attention
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_function():
+    compiled = torch.compile(lambda *x: sfi_attention(*x, lam=0.1), fullgraph=True, backend="aot_eager")
+    inputs = packed(dtype=torch.float32).leaves()
+    expected = sfi_attention(*inputs, lam=0.1)
+    out = compiled(*inputs)
+    torch.testing.assert_close(out, expected)
+    got, true = (torch.autograd.grad(x.square().sum(), inputs[:5]) for x in (out, expected))
+    torch.testing.assert_close(got, true)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "arguments", [{"alpha": 0.3, "max_nodes": 13}, {"scaling": "potential"}, {"scale": 0.5}]
+)
+def test_function_over_batches_of_other_sizes(arguments, dynamic):
+    def attention(*inputs):
+        return sfi_attention(*inputs[:6], lam=inputs[6], **arguments)
+
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for sizes in ((5, 0, 1, 9), (4, 4), (13,), (3, 3)):
+        inputs = packed(sizes)
+        lam = torch.rand(len(sizes), dtype=torch.float64)
+        torch.testing.assert_close(compiled(*inputs, lam), attention(*inputs, lam))
+
+
+def test_function_with_another_alpha_each_time():
+    compiled = torch.compile(
+        lambda alpha, *x: sfi_attention(*x, lam=0.1, alpha=alpha), fullgraph=True, backend="aot_eager"
+    )
+    inputs = packed()
+    for alpha in (0.1, 0.2, 0.3):
+        torch.testing.assert_close(compiled(alpha, *inputs), sfi_attention(*inputs, lam=0.1, alpha=alpha))
+
+
+def test_dropout():
+    inputs = packed((20, 20), dtype=torch.float32)
+    compiled = torch.compile(
+        lambda *x: sfi_attention(*x, lam=0.02, dropout_p=0.5), fullgraph=True, backend="aot_eager"
+    )
+    first, second = compiled(*inputs), compiled(*inputs)
+    assert bool(first.isfinite().all())
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"friction": "tied"}, {"lam_scaling": "potential"}])
+def test_layer(arguments):
+    _compare_layer("aot_eager", arguments)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
+def test_layer_by_inductor():
+    _compare_layer("inductor", {})
+
+
+def _compare_layer(backend, arguments):
+    torch.manual_seed(0)
+    layer = SFiAttention(16, 2, **arguments)
+    x = torch.randn(20, 16, requires_grad=True)
+    edge_index = torch.randint(20, (2, 50))
+    ptr = torch.tensor([0, 8, 8, 9, 20])
+    expected = layer(x, edge_index, ptr)
+    out = torch.compile(layer, fullgraph=True, backend=backend)(x, edge_index, ptr)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
+    parameters = [x, *layer.parameters()]
+    got, true = (
+        torch.autograd.grad(y.square().sum(), parameters, allow_unused=True) for y in (out, expected)
+    )
+    torch.testing.assert_close(got, true, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize("potential", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_operator(dtype, potential, dropout_p):
+    inputs = packed((3, 0, 1, 4), width=4, value_width=3, dtype=dtype).leaves()
+    lam = torch.full((4,), 0.1, dtype=torch.float64, requires_grad=True)
+    seed = torch.tensor(11)
+    arguments = (*inputs, lam, seed, 0.1, potential, 0.5, dropout_p, None, True)
+    torch.library.opcheck(torch.ops.sfiformer.packed_attention.default, arguments)

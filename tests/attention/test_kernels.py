@@ -1,0 +1,145 @@
+"""The fused kernels against their plain twin, both measured against float64.
+
+On a machine without a GPU the kernels run in Triton's interpreter (slow, so on small graphs; its bfloat16 is wrong).
+"""
+
+import math
+import os
+
+import pytest
+import torch
+
+GPU = torch.cuda.is_available()
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+from sfiformer.attention.kernels import launch  # noqa: E402
+from sfiformer.attention.packed import packed_attention  # noqa: E402
+
+DEVICE = "cuda" if GPU else "cpu"
+SCALINGS = [(0.1, False), (math.inf, False), (0.1, True)]  # alpha, potential
+on_gpu = pytest.mark.skipif(not GPU, reason="no GPU")
+
+
+def make(sizes, heads=2, width=20, value_width=24, spread=1.0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(len(sizes) + sum(sizes) + width)
+    ptr = torch.tensor([0, *sizes]).cumsum(0).to(DEVICE)
+    widths = (width, width, value_width, width, width)
+    scales = (spread, spread, 1.0, spread, spread)
+    tensors = [
+        (torch.randn(sum(sizes), heads, w, generator=generator) * c).to(DEVICE, dtype).requires_grad_()
+        for w, c in zip(widths, scales, strict=True)
+    ]
+    grad = torch.randn(sum(sizes), heads, value_width, generator=generator).to(DEVICE, dtype)
+    return tensors, ptr, grad
+
+
+def attend(op, tensors, ptr, lam, alpha, potential, max_nodes, dropout_p=0.0, seed=0):
+    width = tensors[0].shape[-1]
+    seed = torch.tensor(seed, device=ptr.device)
+    tail = (max_nodes,) if op is launch.fused_attention else (None, False)
+    return op(*tensors, ptr, lam, seed, alpha, potential, width**-0.5, dropout_p, *tail)[0]
+
+
+def both(sizes, alpha, potential, **kwargs):
+    """Errors of kernel and plain twin for the output and each gradient, relative to float64."""
+    tensors, ptr, grad = make(sizes, **kwargs)
+    counts = torch.tensor(sizes, device=DEVICE).clamp(min=1)
+    lam = (torch.ones(len(sizes), device=DEVICE) / (1 if potential else counts)).requires_grad_()
+
+    def run(op, cast):
+        inputs = [x.detach().to(cast(x.dtype)).requires_grad_() for x in (*tensors, lam)]
+        out = attend(op, inputs[:5], ptr, inputs[5], alpha, potential, max(sizes))
+        return [out, *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
+
+    truth = run(packed_attention, lambda _: torch.float64)
+    results = (run(launch.fused_attention, lambda d: d), run(packed_attention, lambda d: d))
+    return [
+        [float((a.double() - b).norm() / b.norm().clamp(min=1e-30)) for a, b in zip(r, truth, strict=True)]
+        for r in results
+    ]
+
+
+def assert_close_to_twin(kernel, plain, floor):
+    assert all(math.isfinite(error) for error in kernel)
+    limits = [2 * plain[0] + floor] + [3 * error + floor for error in plain[1:]]
+    assert all(error <= limit for error, limit in zip(kernel, limits, strict=True)), (kernel, plain)
+
+
+@pytest.mark.parametrize(("alpha", "potential"), SCALINGS)
+@pytest.mark.parametrize("sizes", [[5, 0, 1, 17], [2, 33], [16, 15, 70]])
+def test_matches_the_plain_twin(sizes, alpha, potential):
+    assert_close_to_twin(*both(sizes, alpha, potential), floor=2e-6)
+
+
+@pytest.mark.parametrize("spread", [0.3, 3.0, 8.0])
+def test_matches_for_scores_of_any_range(spread):
+    for alpha in (0.1, math.inf):
+        assert_close_to_twin(*both([7, 20], alpha, False, spread=spread), floor=1e-5 * spread)
+
+
+@pytest.mark.parametrize("width", [32, 40, 68])
+def test_any_width(width):
+    assert_close_to_twin(*both([9, 12], 0.1, False, heads=1, width=width, value_width=width), floor=2e-6)
+
+
+def test_half_precision():
+    assert_close_to_twin(*both([9, 20], 0.1, False, dtype=torch.float16), floor=1e-3)
+
+
+def test_no_flow_pays_gives_zeros():
+    tensors, ptr, grad = make([3, 1])
+    lam = torch.tensor([50.0, 50.0], device=DEVICE, requires_grad=True)
+    out = attend(launch.fused_attention, tensors, ptr, lam, 0.1, False, 3)
+    grads = torch.autograd.grad(out, [*tensors, lam], grad)
+    assert not out.any()
+    assert not any(g.any() for g in grads)
+
+
+def test_duplicated_keys_have_finite_gradients():
+    tensors, ptr, grad = make([8], spread=6.0)
+    with torch.no_grad():
+        for x in tensors:
+            x[4:] = x[:4]
+    lam = torch.tensor([0.2], device=DEVICE, requires_grad=True)
+    out = attend(launch.fused_attention, tensors, ptr, lam, 0.1, False, 8)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out, [*tensors, lam], grad))
+
+
+def test_dropout_keeps_the_mean_and_repeats_in_the_backward():
+    tensors, ptr, grad = make([12], heads=1)
+    lam = torch.tensor([0.1], device=DEVICE)
+    once = attend(launch.fused_attention, tensors, ptr, lam, 0.1, False, 12, 0.5, seed=3)
+    again = attend(launch.fused_attention, tensors, ptr, lam, 0.1, False, 12, 0.5, seed=3)
+    assert torch.equal(once, again)
+    other = attend(launch.fused_attention, tensors, ptr, lam, 0.1, False, 12, 0.5, seed=4)
+    assert not torch.equal(once, other)
+    # the output is linear in v: its gradient is the output's own mask, transposed
+    of_v = torch.autograd.grad(once, tensors[2], grad)[0]
+    moved = [x.detach().clone() for x in tensors]
+    moved[2] += 1.0
+    shifted = attend(launch.fused_attention, moved, ptr, lam, 0.1, False, 12, 0.5, seed=3)
+    torch.testing.assert_close(((shifted - once) * grad).sum(), of_v.sum(), rtol=1e-4, atol=1e-4)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [[150, 8, 300, 444], [480, 513], [1000, 31, 32]])
+def test_large_graphs(sizes, dtype):
+    floor = 3e-6 if dtype == torch.float32 else 1e-3
+    assert_close_to_twin(
+        *both(sizes, 0.1, False, heads=4, width=68, value_width=68, dtype=dtype), floor=floor
+    )
+
+
+@on_gpu
+def test_two_runs_agree_to_the_bit():
+    runs = []
+    for _ in range(2):
+        tensors, ptr, grad = make([150, 444, 20], width=68, value_width=68, dtype=torch.bfloat16)
+        lam = torch.full((3,), 0.01, device=DEVICE, requires_grad=True)
+        out = attend(launch.fused_attention, tensors, ptr, lam, 0.1, False, 444)
+        runs.append([out, *torch.autograd.grad(out, [*tensors, lam], grad)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))

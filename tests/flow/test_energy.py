@@ -1,0 +1,201 @@
+"""The energy framework: each instance against an oracle, and a user's own energy."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+from torch.autograd import gradcheck
+
+import oracles
+from sfiformer.flow import (
+    Capacitated,
+    Energy,
+    Quadratic,
+    QuadraticL1,
+    Tsallis,
+    flows_from_scores,
+    solve_energy,
+    solve_flows,
+)
+
+
+def _scores(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _minimise(energy, n: int, upper: float | None = None) -> np.ndarray:
+    """SciPy's answer to min energy(z), Σ z = 1, 0 ≤ z ≤ upper."""
+    found = optimize.minimize(
+        energy,
+        np.full(n, 1 / n),
+        bounds=[(0, upper)] * n,
+        constraints={"type": "eq", "fun": lambda z: z.sum() - 1},
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    return found.x
+
+
+def test_quadratic_is_softmax():
+    s = _scores(3, 4, 9)
+    torch.testing.assert_close(Quadratic((-s).softmax(-1)).solve(), s.softmax(-1))
+
+
+def test_quadratic_with_a_penalty():
+    s, u = _scores(2, 5, 9)
+    z = Quadratic((-s).softmax(-1)).solve(alpha=0.1)
+    torch.testing.assert_close(z, flows_from_scores(s, u, lam=0.0, alpha=0.1))
+
+
+@pytest.mark.parametrize("alpha", [0.1, math.inf])
+def test_friction_gives_the_flows_of_the_exact_solver(alpha):
+    s, u = _scores(2, 5, 9)
+    r, f = (-s).softmax(-1), u.softmax(-1)
+    z = QuadraticL1(r, f, 0.1).solve(alpha)
+    torch.testing.assert_close(z, solve_flows(r, f, lam=0.1, alpha=alpha))
+    np.testing.assert_allclose(z[0], oracles.brute_force(r[0].numpy(), f[0].numpy(), 0.1, alpha), atol=1e-9)
+
+
+def test_where_no_flow_pays():
+    r, f = torch.full((4,), 0.25, dtype=torch.float64), torch.full((4,), 0.25, dtype=torch.float64)
+    assert not QuadraticL1(r, f, 1.0).solve(alpha=0.1).any()
+
+
+def test_capacity():
+    r = (-_scores(8) * 2).softmax(-1)
+    z = Capacitated(r, 0.3).solve()
+    assert float(z.sum()) == pytest.approx(1)
+    assert float(z.max()) <= 0.3 + 1e-12
+    assert int((z > 0.3 - 1e-12).sum()) > 0
+    expected = _minimise(lambda z: 10 * (r.numpy() * z * z).sum(), 8, upper=0.3)
+    np.testing.assert_allclose(z, expected, atol=1e-5)
+
+
+def test_capacity_of_each_link_and_row():
+    r = (-_scores(3, 6)).softmax(-1)
+    capacity = torch.rand(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.2
+    z = Capacitated(r, capacity).solve()
+    torch.testing.assert_close(z.sum(-1), torch.ones(3, dtype=torch.float64))
+    assert bool((z <= capacity + 1e-12).all())
+    potential = r * z
+    free = z < capacity - 1e-12
+    for i in range(3):  # one potential wherever capacity does not bind, and none above it
+        torch.testing.assert_close(
+            potential[i][free[i]], potential[i][free[i]].max().expand(int(free[i].sum()))
+        )
+        assert potential[i].max() <= potential[i][free[i]].max() + 1e-12
+
+
+def test_ample_capacity_is_softmax():
+    s = _scores(4, 6)
+    torch.testing.assert_close(Capacitated((-s).softmax(-1), 1.0).solve(), s.softmax(-1))
+
+
+def test_capacity_that_cannot_carry_the_unit():
+    r = torch.full((2, 4), 0.25, dtype=torch.float64)
+    with pytest.raises(ValueError, match="capacit"):
+        Capacitated(r, 0.2).solve()
+    z = Capacitated(r, 0.2).solve(alpha=100.0)
+    torch.testing.assert_close(z, torch.full_like(r, 0.2))
+
+
+@pytest.mark.parametrize("order", [1.3, 1.5, 2.0, 3.0])
+def test_tsallis(order):
+    s = _scores(7)
+    z = Tsallis(s, order).solve()
+
+    def energy(z):
+        z = np.maximum(z, 0)
+        return ((z**order - z) / (order * (order - 1))).sum() - (s.numpy() * z).sum()
+
+    assert float(z.sum()) == pytest.approx(1)
+    np.testing.assert_allclose(z, _minimise(energy, 7), atol=2e-5)
+
+
+def test_tsallis_of_order_two_is_sparsemax():
+    s = _scores(20, 9) * 2
+    ordered, _ = s.sort(-1, descending=True)
+    total = ordered.cumsum(-1) - 1
+    count = (ordered * torch.arange(1, 10) > total).sum(-1, keepdim=True)
+    threshold = total.gather(-1, count - 1) / count
+    torch.testing.assert_close(Tsallis(s, 2.0).solve(), (s - threshold).relu())
+
+
+@dataclass
+class Entropic(Energy):
+    """Σ z_j log z_j − s_j z_j, a user's own: softmax by another way."""
+
+    scores: torch.Tensor
+
+    def flow(self, mu):
+        return (mu + self.scores - 1).exp()
+
+
+@dataclass
+class Quartic(Energy):
+    """¼ Σ r_j z_j⁴."""
+
+    resistance: torch.Tensor
+
+    def flow(self, mu):
+        return mu.sign() * (mu.abs() / self.resistance) ** (1 / 3)
+
+
+def test_own_energy():
+    s = _scores(4, 7).requires_grad_()
+    torch.testing.assert_close(Entropic(s).solve(), s.softmax(-1))
+    r = s.detach().exp().requires_grad_()
+    z = solve_energy(Quartic(r))
+    expected = r ** (-1 / 3) / (r ** (-1 / 3)).sum(-1, keepdim=True)
+    torch.testing.assert_close(z, expected)
+    weight = _scores(4, 7, seed=3)
+    for got, true, leaf in ((z, expected, r), (Entropic(s).solve(), s.softmax(-1), s)):
+        gradients = (torch.autograd.grad((x * weight).sum(), leaf)[0] for x in (got, true))
+        torch.testing.assert_close(*gradients)
+
+
+def test_gradients():
+    s, u = (_scores(3, 5, seed=seed).requires_grad_() for seed in (4, 5))
+    positive = (_scores(3, 5, seed=6).exp() + 0.1).requires_grad_()
+    lam, alpha = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.1, 0.7))
+    per_row = torch.tensor([0.3, 0.7, 2.0], dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda r: Quadratic(r).solve(), (positive,))
+    assert gradcheck(lambda r, u, lam: QuadraticL1(r, u.softmax(-1), lam).solve(), (positive, u, lam))
+    assert gradcheck(
+        lambda r, u, alpha: QuadraticL1(r, u.softmax(-1), 0.1).solve(alpha), (positive, u, alpha)
+    )
+    assert gradcheck(lambda r, alpha: Quadratic(r).solve(alpha), (positive, per_row))
+    assert gradcheck(lambda r: Capacitated(r, 0.4).solve(), (positive,))
+    capacity = torch.full((3, 5), 0.3, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda r, c: Capacitated(r, c).solve(), (positive, capacity))
+    for order in (1.5, 2.0):
+        assert gradcheck(lambda s, order=order: Tsallis(s, order).solve(), (s,))
+    assert gradcheck(lambda s, alpha: Entropic(s).solve(alpha), (s, alpha))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_is_that_of_the_parameters(dtype):
+    s = _scores(4, 6).to(dtype)
+    for energy in (Quadratic((-s).softmax(-1)), Tsallis(s), Capacitated((-s).softmax(-1), 0.5), Entropic(s)):
+        z = energy.solve()
+        assert z.dtype == dtype
+        torch.testing.assert_close(z.sum(-1), torch.ones(4, dtype=dtype), atol=1e-5, rtol=0)
+
+
+def test_one_link():
+    for energy in (
+        Quadratic(torch.ones(1)),
+        QuadraticL1(torch.ones(1), torch.ones(1)),
+        Tsallis(torch.ones(1)),
+    ):
+        assert float(energy.solve()) == pytest.approx(1)
+
+
+def test_bad_alpha_and_no_link():
+    with pytest.raises(ValueError, match="alpha"):
+        Quadratic(torch.ones(3)).solve(alpha=0.0)
+    with pytest.raises(ValueError, match="n = 0"):
+        Quadratic(torch.ones(3, 0)).solve()

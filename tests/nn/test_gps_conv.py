@@ -1,0 +1,160 @@
+"""The drop-in for PyG's GPSConv."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GINConv, GINEConv, GPSConv, global_add_pool
+
+from sfiformer import SFiGPSConv
+
+
+class Model(nn.Module):
+    """A small GPS model as PyG's examples have it; ``layer`` is the one line that changes."""
+
+    def __init__(self, layer: type[nn.Module], channels: int = 16, heads: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, channels)
+        self.embed_edge = nn.Linear(2, channels)
+        self.convs = nn.ModuleList()
+        for _ in range(2):
+            mlp = nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, channels))
+            self.convs.append(layer(channels, GINEConv(mlp), heads=heads, dropout=0.1))
+        self.head = nn.Linear(channels, 1)
+
+    def forward(self, data: Data) -> torch.Tensor:
+        x, edges = self.embed(data.x), self.embed_edge(data.edge_attr)
+        for conv in self.convs:
+            x = conv(x, data.edge_index, data.batch, edge_attr=edges)
+        return self.head(global_add_pool(x, data.batch))
+
+
+def _batch(sizes=(5, 1, 8), seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    graphs = [
+        Data(
+            x=torch.randn(n, 3, generator=generator),
+            edge_index=torch.randint(n, (2, 3 * n), generator=generator),
+            edge_attr=torch.randn(3 * n, 2, generator=generator),
+        )
+        for n in sizes
+    ]
+    return Batch.from_data_list(graphs)
+
+
+def _gin(channels: int) -> GINConv:
+    return GINConv(nn.Linear(channels, channels))
+
+
+@pytest.mark.parametrize("layer", [GPSConv, SFiGPSConv])
+def test_one_line_changes_a_model_over(layer):
+    torch.manual_seed(0)
+    model, data = Model(layer), _batch()
+    target = torch.tensor([[1.0], [0.0], [-1.0]])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(25):
+        optimizer.zero_grad()
+        loss = (model(data) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(p.grad is not None for p in model.parameters())
+    assert model.eval()(data).shape == (3, 1)
+
+
+def test_arguments_are_those_of_gps_conv():
+    ours, theirs = (inspect.signature(layer.__init__).parameters for layer in (SFiGPSConv, GPSConv))
+    shared = [name for name in theirs if name not in ("attn_type", "attn_kwargs")]
+    assert [name for name in ours if name in shared] == shared
+    for name in shared:
+        assert ours[name].default == theirs[name].default
+    call = list(inspect.signature(GPSConv.forward).parameters)
+    assert list(inspect.signature(SFiGPSConv.forward).parameters) == call
+
+
+def test_dense_mode_equals_gps_conv_of_the_same_weights():
+    torch.manual_seed(0)
+    theirs = GPSConv(8, _gin(8), heads=1).eval()
+    plain = {"mode": "dfi", "adjacency": False, "norm": False, "qk_norm": False}
+    ours = SFiGPSConv(8, _gin(8), heads=1, attn_kwargs=plain).eval()
+    ours.conv.load_state_dict(theirs.conv.state_dict())
+    ours.mlp.load_state_dict(theirs.mlp.state_dict())
+    for place in range(3):
+        ours.norms[place].load_state_dict(getattr(theirs, f"norm{place + 1}").state_dict())
+    with torch.no_grad():
+        projections = zip(
+            (ours.attn.query, ours.attn.key, ours.attn.value),
+            theirs.attn.in_proj_weight.chunk(3),
+            theirs.attn.in_proj_bias.chunk(3),
+            strict=True,
+        )
+        for linear, weight, bias in projections:
+            linear.weight.copy_(weight)
+            linear.bias.copy_(bias)
+        ours.attn.out.load_state_dict(theirs.attn.out_proj.state_dict())
+    data = _batch()
+    x = torch.randn(14, 8)
+    expected = theirs(x, data.edge_index, data.batch)
+    torch.testing.assert_close(ours(x, data.edge_index, data.batch), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_one_graph_needs_no_batch():
+    layer = SFiGPSConv(8, _gin(8), heads=2).eval()
+    data, x = _batch((6,)), torch.randn(6, 8)
+    expected = layer(x, data.edge_index, torch.zeros(6, dtype=torch.int64))
+    torch.testing.assert_close(layer(x, data.edge_index), expected)
+
+
+def test_graphs_do_not_feel_each_other():
+    layer = SFiGPSConv(8, _gin(8), heads=2).eval()
+    data, x = _batch((5, 1, 8)), torch.randn(14, 8)
+    out = layer(x, data.edge_index, data.batch)
+    own = data.edge_index[:, data.edge_index[0] >= 6] - 6
+    torch.testing.assert_close(layer(x[6:], own), out[6:], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["batch_norm", "layer_norm", "graph_norm", "instance_norm", None])
+def test_norms(norm):
+    layer = SFiGPSConv(8, _gin(8), norm=norm)
+    data = _batch()
+    assert layer(torch.randn(14, 8), data.edge_index, data.batch).shape == (14, 8)
+
+
+def test_without_message_passing_and_any_number_of_heads():
+    layer = SFiGPSConv(7, None, heads=3, act="gelu", attn_kwargs={"lam": 2.0})
+    data = _batch()
+    assert layer(torch.randn(14, 7), data.edge_index, data.batch).shape == (14, 7)
+    assert layer.attn.lam == 2.0
+
+
+def test_graph_without_nodes_between_others():
+    layer = SFiGPSConv(8, None).eval()
+    x, none = torch.randn(5, 8), torch.empty(2, 0, dtype=torch.int64)
+    out = layer(x, none, torch.tensor([0, 0, 2, 2, 2]))
+    torch.testing.assert_close(out, layer(x, none, torch.tensor([0, 0, 1, 1, 1])))
+
+
+def test_no_nodes():
+    layer = SFiGPSConv(8, _gin(8)).eval()
+    none = torch.empty(2, 0, dtype=torch.int64)
+    assert layer(torch.empty(0, 8), none).shape == (0, 8)
+    assert layer(torch.empty(0, 8), none, torch.empty(0, dtype=torch.int64)).shape == (0, 8)
+
+
+def test_reset_and_repr():
+    layer = SFiGPSConv(8, _gin(8), heads=2)
+    before = layer.attn.query.weight.clone()
+    layer.reset_parameters()
+    assert not torch.equal(before, layer.attn.query.weight)
+    assert repr(layer).startswith("SFiGPSConv(8, conv=GINConv")
+
+
+@pytest.mark.parametrize("batch", [[0, 1, 0, 1], [0, 0, 1], [[0, 0, 1, 1]]])
+def test_bad_batch(batch):
+    layer = SFiGPSConv(8, None)
+    with pytest.raises(ValueError, match="batch"):
+        layer(torch.randn(4, 8), torch.empty(2, 0, dtype=torch.int64), torch.tensor(batch))

@@ -1,0 +1,79 @@
+"""Packed inputs, and attention one graph at a time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sfiformer import sfi_attention
+from sfiformer.flow import flows_from_scores
+
+RAGGED = (5, 0, 1, 9, 5, 2, 0, 13)
+
+
+class Packed(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_friction: Tensor
+    k_friction: Tensor
+    ptr: Tensor
+
+    def graph(self, place: int) -> Packed:
+        start, end = self.ptr[place].item(), self.ptr[place + 1].item()
+        return Packed(*(x[start:end] for x in self[:5]), torch.tensor([0, end - start]))
+
+    def to(self, dtype: torch.dtype) -> Packed:
+        return Packed(*(x.to(dtype) for x in self[:5]), self.ptr)
+
+    def leaves(self) -> Packed:
+        return Packed(*(x.detach().clone().requires_grad_() for x in self[:5]), self.ptr)
+
+
+def offsets(sizes) -> Tensor:
+    return torch.tensor([0, *sizes]).cumsum(0)
+
+
+def packed(
+    sizes=RAGGED,
+    heads: int = 2,
+    width: int = 8,
+    value_width: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    spread: float = 1.0,
+    seed: int = 0,
+) -> Packed:
+    """Normal inputs; scores have about the standard deviation ``spread``."""
+    generator = torch.Generator().manual_seed(seed)
+    nodes = sum(sizes)
+
+    def draw(last: int) -> Tensor:
+        return torch.randn(nodes, heads, last, generator=generator, dtype=torch.float64)
+
+    q, k, qf, kf = (draw(width) * spread**0.5 for _ in range(4))
+    v = draw(value_width or width)
+    return Packed(*(x.to(dtype) for x in (q, k, v, qf, kf)), offsets(sizes))
+
+
+def one_by_one(inputs: Packed, lam, alpha=0.1, scaling="absolute", scale=None) -> Tensor:
+    """What packed attention means: flows of least energy, graph by graph and head by head."""
+    scale = inputs.q.shape[-1] ** -0.5 if scale is None else scale
+    outs = [inputs.v[:0]]
+    for graph, (start, end) in enumerate(pairwise(inputs.ptr.tolist())):
+        strength = lam[graph] if isinstance(lam, Tensor) and lam.dim() else lam
+        out = torch.empty_like(inputs.v[start:end])
+        for head in range(inputs.q.shape[1]):
+            q, k, v, qf, kf = (x[start:end, head] for x in inputs[:5])
+            z = flows_from_scores(
+                q @ k.T * scale, qf @ kf.T * scale, lam=strength, alpha=alpha, scaling=scaling
+            )
+            out[:, head] = z @ v
+        outs.append(out)
+    return torch.cat(outs)
+
+
+def attend(inputs: Packed, **arguments) -> Tensor:
+    return sfi_attention(*inputs, **arguments)
