@@ -50,7 +50,7 @@ def sfi_attention(
         dropout_p: probability with which a flow is dropped (the others grow by 1/(1 − p)); set 0 for evaluation.
         solver: ``"exact"``, ``"proximal"`` (the paper's iteration) or a `sfiformer.flow.Proximal`.
         return_flows: also return the flows before dropout, a list of [heads, n, n], one for each graph.
-        max_nodes: size of the largest graph, where the caller knows it: on a GPU the call then need not wait for ``ptr``.
+        max_nodes: size of the largest graph, where the caller knows it; the plain version only checks it.
         check: look at values and raise on bad ones; by default on the CPU only.
         deterministic: ask for a bitwise repeatable backward; it always is, there are no atomics.
 
