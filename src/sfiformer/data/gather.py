@@ -89,36 +89,34 @@ def gather(store: GraphStore, graph_ids: Tensor, shape: BatchShape) -> GraphBatc
     if padded:
         bounds[0].clamp_(max=shape.nodes)
     ptr, real = bounds[0], bounds[:, -1]
+    real_nodes, real_graphs = real[-2], real[-1]
     shift = plan[:levels] - bounds[:levels, 1:]  # [levels, G] from a row of the batch to one of the store
     count = torch.arange(max(shape.nodes, shape.edges, shape.links), device=store.device)
 
     def owned(level: int, rows: int) -> tuple[Tensor, Tensor]:
         """For each of a level's rows the graph in this batch and the row in the store, [rows] each."""
-        # The last end is left out: padding edges belong to the last graph, whose rows end with the store's.
+        # The last end is left out: padding edges belong to the last graph, a filler.
         owner = torch.searchsorted(bounds[level, 1:-1], count[:rows], right=True)
         return owner, shift[level].index_select(0, owner) + count[:rows]
 
-    def pairs(level: int, table: Tensor, owner: Tensor, rows: Tensor) -> Tensor:
-        """Pairs of local ids [2, rows] as ids of this batch; those of padding are loops on padding nodes."""
-        ends = table.index_select(1, rows) + ptr.index_select(0, owner)
-        if not padded:
-            return ends
-        place, more, nodes = count[: len(rows)] - real[level], len(rows) - real[level], shape.nodes - real[-2]
-        loops = real[-2] + torch.div(place * nodes, more.clamp(min=1), rounding_mode="floor")
-        return torch.where(place < 0, ends, loops)
+    def pairs(level: int, rows: int, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Pairs of nodes [2, rows] and the rows taken; those of padding are loops on padding nodes."""
+        owner, taken = owned(level, rows)
+        if padded:
+            taken = taken.clamp(max=table.size(1) - 1)  # they share the filler's one row
+        ends = table.index_select(1, taken) + ptr.index_select(0, owner)
+        if padded:
+            place, more = count[:rows] - real[level], (rows - real[level]).clamp(min=1)
+            loops = real_nodes + torch.div(place * (shape.nodes - real_nodes), more, rounding_mode="floor")
+            ends = torch.where(place < 0, ends, loops)
+        return ends, taken
 
     batch, nodes = owned(0, shape.nodes)
-    owner, edges = owned(1, shape.edges)
-    if padded:
-        edges = edges.clamp(max=tables.edge_index.size(1) - 1)
-    edge_index = pairs(1, tables.edge_index, owner, edges)
+    edge_index, edges = pairs(1, shape.edges, tables.edge_index)
     taken = [(tables.node, nodes), (tables.edge, edges), (tables.graph, slots)]
     fields = {}
     if tables.link_index is not None:
-        owner, links = owned(2, shape.links)
-        if padded:
-            links = links.clamp(max=tables.link_index.size(1) - 1)
-        fields["edge_label_index"] = pairs(2, tables.link_index, owner, links)
+        fields["edge_label_index"], links = pairs(2, shape.links, tables.link_index)
         taken.append((tables.link, links))
     for table, rows in taken:
         fields |= {name: widen(tensor.index_select(0, rows)) for name, tensor in table.items()}
@@ -129,9 +127,9 @@ def gather(store: GraphStore, graph_ids: Tensor, shape: BatchShape) -> GraphBatc
         graph_ids=graph_ids,
         max_nodes=shape.max_nodes,
         fields=fields if padded else _as_stored(fields, store),
-        real_nodes=real[-2] if padded else None,
+        real_nodes=real_nodes if padded else None,
         real_edges=real[1] if padded else None,
-        real_graphs=real[-1] if padded else None,
+        real_graphs=real_graphs if padded else None,
     )
 
 

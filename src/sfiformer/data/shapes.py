@@ -82,8 +82,8 @@ class Ladder:
     """The few shapes that the batches of a store are padded to.
 
     Rung m holds m times the nodes, edges and links of the average batch, rounded up to multiples of 64, with
-    room for as many padding graphs as a batch that is a fifth smaller than the rung below leaves. `max_nodes`
-    is the store's largest graph on all rungs. All of it is host arithmetic.
+    room for the padding graphs of a batch with a fifth fewer nodes than the rung below has (64 at least, if so
+    many there can be). `max_nodes` is the store's largest graph on all rungs. All of it is host arithmetic.
     """
 
     def __init__(self, store: GraphStore, batch_size: int) -> None:
@@ -95,6 +95,7 @@ class Ladder:
         filler, largest = filler_nodes(store), int(self.sizes[:, 0].max())
         below = np.concatenate([[0], limits[:-1, 0]])
         padding = -(-(limits[:, 0] - (0.8 * below).astype(np.int64)) // filler)  # [rungs] graphs
+        padding = np.maximum(padding, np.minimum(-(-limits[:, 0] // filler), 64))
         self.rungs = [
             BatchShape(self.batch_size + extra, nodes, edges, links, largest, filler)
             for (nodes, edges, links), extra in zip(limits.tolist(), padding.tolist(), strict=True)
