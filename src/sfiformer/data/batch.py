@@ -27,6 +27,7 @@ class GraphBatch:
     graph_ids: Tensor  # [num_graphs] int64, each graph's index in its store
     max_nodes: int  # nodes of the largest graph, known without asking the device
     fields: dict[str, Tensor]
+    edges_by_target = True  # edge_index ascends in row 1: see `EdgeOrder.of`
 
     def __init__(
         self,
