@@ -1,11 +1,11 @@
 """GatedGCN: message passing with a gate per edge and channel."""
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sfiformer.attention import EdgeOrder
+from sfiformer.nn.gated_sum import gated_sum
 from sfiformer.nn.norms import BatchNorm
-from sfiformer.nn.partition import segment_sum
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 
@@ -52,21 +52,18 @@ class GatedGCN(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, e: Tensor, edge_index: Tensor, distance: Tensor | None = None
+        self,
+        x: Tensor,
+        e: Tensor,
+        edge_index: Tensor,
+        distance: Tensor | None = None,
+        order: EdgeOrder | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x [N, d], e [E, d], edge_index [2, E], distance [E, 1] = ‖p_i − p_j‖² → new x, new e."""
-        source, target = edge_index
-        at_target, at_source = self.node_projection(x).split(2 * self.dim, dim=1)  # [N, 2d] each
-        own, query = at_target.split(self.dim, dim=1)  # A x, D x
-        message, key = at_source.index_select(0, source).split(self.dim, dim=1)  # B x_j, E x_j   [E, d]
-        e_hat = query.index_select(0, target) + key + self.edge_projection(e)  # [E, d]
-        gate = torch.sigmoid(e_hat)
-        if self.pe_gate is not None:
-            gate = gate * self.pe_gate(distance)
-        sums = segment_sum(torch.cat([gate * message, gate], dim=1), target, x.size(0))  # [N, 2d]
-        flow, weight = sums.split(self.dim, dim=1)
-        x_hat = own + flow / (weight + 1e-6)
-
+        """x [N, d], e [E, d], edge_index [2, E], distance [E, 1] = ‖p_i − p_j‖², its order if known → new x, new e."""
+        if order is None:
+            order = EdgeOrder.of(edge_index, x.size(0))
+        pe_gate = None if self.pe_gate is None else self.pe_gate(distance)  # [E, 1]
+        x_hat, e_hat = gated_sum(self.node_projection(x), self.edge_projection(e), pe_gate, order)
         x = x + self._update(self.node_norm(x_hat))
         if self.update_edges:
             e = e + self._update(self.edge_norm(e_hat))

@@ -72,10 +72,10 @@ class GPSLayer(nn.Module):
 
     def forward(self, x: Tensor, e: Tensor | None, structure: Structure) -> tuple[Tensor, Tensor | None]:
         """x [N, d], e [E, d] → new x, new e."""
-        edge_index, graphs, adjacency, distance = structure
+        edge_index, graphs, adjacency, distance, order = structure
         branches = []
         if self.local is not None and self.local_norm is not None:
-            local, e = self.local(x, e, edge_index, distance)
+            local, e = self.local(x, e, edge_index, distance, order)
             branches.append(self.local_norm(local, graphs))
         if self.attention is not None and self.attention_norm is not None:
             update = self.attention(
