@@ -163,7 +163,8 @@ class FeatureEncoder(nn.Module):
             difference = p.index_select(0, edge_index[0]) - p.index_select(0, edge_index[1])  # [E, d]
             distance = difference.square().sum(-1, keepdim=True)
         adjacency = Adjacency.of(edge_index, batch.num_nodes, x.dtype) if self.needs_adjacency else None
-        return x, e, Structure(edge_index, graphs, adjacency, distance)
+        real_edges = getattr(batch, "real_edges", None)
+        return x, e, Structure(edge_index, graphs, adjacency, distance, real_edges)
 
     def _features(self, encoder: nn.Module, batch: Any, field: str, count: int) -> Tensor:
         if isinstance(encoder, ConstantEncoder):
