@@ -120,15 +120,15 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """out [N, d], x + dropout(update) [N, d] (empty without update), and mean and 1/deviation of each channel [d]."""
     out, added, mean, scale = _outputs(x, update, residual, weight)
-    means, squares = weight.new_empty((2, PARTS, x.size(1)))
+    pivots, means, squares = weight.new_empty((1 + 2 * PARTS, x.size(1))).split((1, PARTS, PARTS))
     options, (below, factor) = _options(rows, dropout)
     grid, add = _grid(x), update is not None
     moments_kernel[grid](
-        x, _or(update, x), added, _or(rows, batches), _or(seed, batches), means, squares, below, factor, *x.shape,
+        x, _or(update, x), added, _or(rows, batches), _or(seed, batches), pivots, means, squares, below, factor, *x.shape,
         ADD=add, DROPOUT=dropout > 0 and add, **options,
     )  # fmt: skip
     apply_kernel[grid](
-        added if add else x, _or(residual, x), out, weight, bias, means, squares, mean, scale,
+        added if add else x, _or(residual, x), out, weight, bias, pivots, means, squares, mean, scale,
         running_mean, running_var, batches, _or(rows, batches), _or(seed, batches),
         momentum, eps, below, factor, *x.shape,
         RESIDUAL=residual is not None, DROPOUT=dropout > 0 and not add, ACTIVATION=activation, **options,

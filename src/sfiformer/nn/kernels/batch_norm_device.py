@@ -57,17 +57,11 @@ def kept(words, below, factor, J: tl.constexpr):
 
 @triton.jit
 def merged(counts, mean, square):
-    """Mean and Σ (x − mean)² of all, from those of parts [K, COLS] of ``counts`` [K] rows; the first part has the most.
-
-    Deviations from the first part's mean are averaged, not the means: nothing cancels where a mean is large.
-    """
+    """Mean and Σ (x − mean)² of all, from those of parts [K, COLS] of ``counts`` [K] rows."""
     weight = counts.to(tl.float32)[:, None]
-    first = tl.arange(0, counts.shape[0])[:, None] == 0
-    pivot = tl.sum(tl.where(first, mean, 0.0), 0)
-    ahead = tl.where(weight > 0, mean - pivot[None, :], 0.0)
-    offset = tl.sum(weight * ahead, 0) / tl.maximum(tl.sum(weight, 0), 1.0)
-    spread = ahead - offset[None, :]
-    return pivot + offset, tl.sum(tl.where(weight > 0, square + weight * spread * spread, 0.0), 0)
+    total = tl.sum(weight * mean, 0) / tl.maximum(tl.sum(weight, 0), 1.0)
+    spread = mean - total[None, :]
+    return total, tl.sum(square + weight * spread * spread, 0)
 
 
 @triton.jit
@@ -93,16 +87,23 @@ def slope(z, ACTIVATION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["size"])
 def moments_kernel(
-    x, update, added, rows, seed, means, squares, below, factor, size, width,
+    x, update, added, rows, seed, pivots, means, squares, below, factor, size, width,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, ADD: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Mean and Σ (x − mean)² of one piece of the real rows; with ADD of x + dropout(update), which is written to ``added``."""
+    """Mean and Σ (x − mean)² of one piece of the real rows; with ADD of x + dropout(update), which is written to ``added``.
+
+    All is measured from a pivot, about the first row: where a mean is large beside the deviation, nothing is lost.
+    """
     part = tl.program_id(0)
     columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
     inside = columns < width
     count = real_rows(rows, size, MASKED)
     each = piece_rows(count, PARTS, SUB)
+    pivot = tl.load(x + columns, mask=inside & (count > 0), other=0.0).to(tl.float32)
+    if ADD:
+        pivot += tl.load(update + columns, mask=inside & (count > 0), other=0.0).to(tl.float32)
+    tl.store(pivots + columns, pivot, mask=inside & (part == 0))
     # Every one of the SUB × COLS places follows its own rows (Welford); they are merged at the end.
     seen = tl.zeros([SUB], tl.float32)
     mean, square = tl.zeros([SUB, COLS], tl.float32), tl.zeros([SUB, COLS], tl.float32)
@@ -123,6 +124,7 @@ def moments_kernel(
                 rounded = (values + change).to(added.dtype.element_ty)
                 tl.store(added + at + offsets, rounded, mask=mask)
                 values = rounded.to(tl.float32)
+            values -= pivot[None, :]
             seen += real.to(tl.float32)
             delta = tl.where(mask, values - mean, 0.0)
             mean += delta * (1 / tl.maximum(seen, 1.0))[:, None]
@@ -134,7 +136,7 @@ def moments_kernel(
 
 @triton.jit(do_not_specialize=["size"])
 def apply_kernel(
-    x, residual, out, weight, bias, means, squares, mean_out, scale_out, running_mean, running_var, batches, rows, seed,
+    x, residual, out, weight, bias, pivots, means, squares, mean_out, scale_out, running_mean, running_var, batches, rows, seed,
     momentum, eps, below, factor, size, width,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, RESIDUAL: tl.constexpr, DROPOUT: tl.constexpr, ACTIVATION: tl.constexpr,
@@ -154,6 +156,7 @@ def apply_kernel(
         tl.load(means + places, mask=there, other=0.0),
         tl.load(squares + places, mask=there, other=0.0),
     )
+    mean += tl.load(pivots + columns, mask=inside, other=0.0)
     variance = square / tl.maximum(count, 1)
     enough = count >= 2  # otherwise there is no variance, and the running statistics serve
     first = tl.program_id(0) == 0
