@@ -119,6 +119,19 @@ def test_a_graph_does_not_see_its_batch_mates(name, make_graphs):
     torch.testing.assert_close(together, alone)
 
 
+@pytest.mark.parametrize("name", ["peptides-func-paper", "cluster-paper"])
+def test_nor_where_friction_goes_by_the_largest_graph_once_it_was_trained(name, make_graphs):
+    model = SFiFormer.from_preset(name, layers=2, lam=30.0)
+    assert model.config.lam_scaling == "largest"
+    graphs = make_graphs(model.config)
+    model(Batch.from_data_list(graphs))
+    model.double().eval()
+    larger = make_graphs(model.config, sizes=(60,))  # than any in training
+    alone = model(Batch.from_data_list(graphs[:1]))
+    for mates in (graphs[1:], larger, larger + graphs):
+        torch.testing.assert_close(model(Batch.from_data_list(graphs[:1] + mates))[: len(alone)], alone)
+
+
 def test_a_single_data_is_a_batch_of_one(make_graphs):
     model = SFiFormer(ModelConfig(**SMALL)).eval()
     (graph,) = make_graphs(model.config, sizes=(6,))
