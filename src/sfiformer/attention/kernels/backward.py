@@ -84,16 +84,18 @@ def query_kernel(
         valid = (keys < n)[None, :] & is_row[:, None]
         place = stats + first + rows * heads
         pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stat_stride)
-        total = tl.load(place + 4 * stat_stride, mask=is_row, other=1.0)
         if tl.max(steep, 0) < LOG_GENTLE:
             z, weight, gated = gentle_flows(s, u, valid, pivot, level, steep, m)
-            g_top, lift = total * 0, total * 0
-            offset = tl.sum(weight * g, 1) / total
+            g_top, lift = m * 0, m * 0
+            # Σ_A p is made anew: a key at the very edge of A may fall on the other side of it now.
+            leak = tl.exp(tl.load(place + 5 * stat_stride, mask=is_row, other=0.0))
+            offset = tl.sum(weight * g, 1) / (tl.sum(weight, 1) + leak)
             mean = offset
             centred = g - offset[:, None]
             gate = gated * centred
         else:
             z, log_weight, log_gated = flows(s, u, valid, pivot, level, steep, m)
+            total = tl.load(place + 4 * stat_stride, mask=is_row, other=1.0)
             log_leak = tl.load(place + 5 * stat_stride, mask=is_row, other=float("-inf"))
             heaviest = log_weight >= tl.max(log_weight, 1)[:, None]
             g_top = tl.sum(tl.where(heaviest, g, 0.0), 1) / tl.sum(heaviest.to(tl.float32), 1)
