@@ -74,7 +74,7 @@ def train(
         model.to(fabric.device)
         if ranks.count() > 1:
             ranks.join(model)
-        optimizer = _optimizer(model, prepared.config, values)
+        optimizer = make_optimizer(model, prepared.config, values)
         state = State() if values is None else State.from_dict(values, run.path / "last")
         loss, metric = objective(prepared.config, prepared.task)
 
@@ -128,9 +128,10 @@ def _model(
     return model, {}
 
 
-def _optimizer(
-    model: SFiFormer, config: ExperimentConfig, values: dict[str, Any] | None
+def make_optimizer(
+    model: SFiFormer, config: ExperimentConfig, values: dict[str, Any] | None = None
 ) -> torch.optim.AdamW:
+    """AdamW for the model where it lies, continued from the values of a checkpoint if there are any."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device = trained[0].device
     settings: dict[str, Any] = {"lr": config.optim.lr, "weight_decay": config.optim.weight_decay}
