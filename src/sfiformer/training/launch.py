@@ -135,9 +135,7 @@ def make_optimizer(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device = trained[0].device
     settings: dict[str, Any] = {"lr": config.optim.lr, "weight_decay": config.optim.weight_decay}
-    if (
-        device.type == "cuda"
-    ):  # one kernel, which a CUDA graph can hold: it reads the learning rate from the device
+    if device.type == "cuda":  # one kernel that a CUDA graph can hold, with the learning rate on the device
         settings |= {"lr": torch.tensor(config.optim.lr, device=device), "fused": True, "capturable": True}
     optimizer = torch.optim.AdamW(trained, **settings)
     if values is not None:
