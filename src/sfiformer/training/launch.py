@@ -12,7 +12,7 @@ from sfiformer import ranks
 from sfiformer.config import ExperimentConfig
 from sfiformer.nn.model import SFiFormer, load_dense
 from sfiformer.training.checkpoint import Checkpoints, read_state
-from sfiformer.training.distributed import leads, leave, make_fabric, products
+from sfiformer.training.distributed import leads, leave, make_fabric, one_voice, products
 from sfiformer.training.inference import load_checkpoint
 from sfiformer.training.interruption import Interrupted
 from sfiformer.training.metrics_log import MetricsLog
@@ -66,6 +66,7 @@ def train(
             with run.writing():
                 values = checkpoints.open()
         fabric.launch()
+        stack.enter_context(one_voice())
         prepared = prepared or prepare(config)  # rank 0 has left what takes long in the caches
         if fabric.broadcast(values is not None) and values is None:
             values = read_state(run.path / "last")
