@@ -171,7 +171,8 @@ class FeatureEncoder(nn.Module):
         adjacency = None
         if self.needs_adjacency:
             adjacency = Adjacency.of(edge_index, batch.num_nodes, x.dtype, order=order)
-        return x, e, Structure(edge_index, graphs, adjacency, distance, order)
+        real_edges = getattr(batch, "real_edges", None)
+        return x, e, Structure(edge_index, graphs, adjacency, distance, order, real_edges)
 
     def _features(self, encoder: nn.Module, batch: Any, field: str, count: int) -> Tensor:
         if isinstance(encoder, ConstantEncoder):

@@ -41,6 +41,8 @@ class PyGLocal(nn.Module):
         edge_index: Tensor,
         distance: Tensor | None = None,
         order: EdgeOrder | None = None,
+        real_nodes: Tensor | None = None,
+        real_edges: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         update = self.conv(x, edge_index, e) if self.sees_edges else self.conv(x, edge_index)
         return x + F.dropout(update, self.dropout, self.training), e

@@ -10,12 +10,16 @@ from sfiformer.attention.edges import segment_sum
 
 
 class Partition(NamedTuple):
-    """Graph g owns the nodes ptr[g] … ptr[g+1]-1."""
+    """Graph g owns the nodes ptr[g] … ptr[g+1]-1.
+
+    A batch may be padded with graphs that stand at its end: `real_nodes` says how many nodes come before.
+    """
 
     batch: Tensor  # [N] int64, the graph of each node, ascending
     ptr: Tensor  # [G+1] int64
     num_graphs: int
     max_nodes: int
+    real_nodes: Tensor | None = None  # int64 [], on the device; None: all
 
     @classmethod
     def of(cls, batch: Any, num_nodes: int, device: torch.device) -> "Partition":
@@ -30,7 +34,7 @@ class Partition(NamedTuple):
         max_nodes = getattr(batch, "max_nodes", None)
         if max_nodes is None:
             max_nodes = int(ptr.diff().max()) if ptr.numel() > 1 else 0
-        return cls(index, ptr, ptr.numel() - 1, max_nodes)
+        return cls(index, ptr, ptr.numel() - 1, max_nodes, getattr(batch, "real_nodes", None))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over each graph: [N, …] → [G, …]; that of half-precision values is made, and returned, in float32."""
@@ -53,3 +57,4 @@ class Structure(NamedTuple):
     adjacency: Adjacency | None = None  # Ã, where the attention has that term
     distance: Tensor | None = None  # [E, 1], ‖p_i − p_j‖² of the ESLapPE encodings
     order: EdgeOrder | None = None  # of edge_index, where a layer walks along the edges
+    real_edges: Tensor | None = None  # int64 [], on the device: padding edges come after these; None: all
