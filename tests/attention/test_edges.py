@@ -68,6 +68,20 @@ def test_states_at_the_ends_of_edges(ordered):
         assert torch.autograd.gradgradcheck(at, x)
 
 
+def test_the_operators_are_sound():
+    order = EdgeOrder.of(random_edges(6, 20), 6)
+    x, values = torch.randn(6, 3, requires_grad=True), torch.randn(20, 3, requires_grad=True)
+    segments = (order.source_ptr, order.source, order.by_source)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for op, args in (
+        (neighbour_sum, (x, torch.rand(20), torch.rand(6), *order)),
+        (segment_sum, (values, *segments)),
+        (spread, (x, *segments)),
+    ):
+        moved = tuple(None if a is None else a.to(DEVICE) for a in args)
+        torch.library.opcheck(op, moved, test_utils=checks)
+
+
 def test_segments_of_numbers():
     ptr, index = torch.tensor([0, 2, 2, 3], device=DEVICE), torch.tensor([0, 0, 2], device=DEVICE)
     assert segment_sum(torch.tensor([1.0, 2.0, 4.0], device=DEVICE), ptr, index).tolist() == [3.0, 0.0, 4.0]

@@ -124,7 +124,8 @@ def test_the_operator_is_sound():
     inputs, _, edge_index = make(DEGREES["ragged"], 5, True)
     order = EdgeOrder.of(edge_index, 6)
     given = [x.requires_grad_() for x in inputs]
-    torch.library.opcheck(plain._gated_sum, (*given, *order))
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(plain._gated_sum, (*given, *order), test_utils=checks)
 
 
 @on_gpu

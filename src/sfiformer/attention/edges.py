@@ -91,16 +91,17 @@ def row_sum(
         weight = None if weight is None else weight.index_select(0, order)
     if weight is not None:
         weight = weight.to(work.dtype)
-    if x.device.type == "cpu" and index.numel():
+    if not index.numel():
+        out = work.new_zeros(rows, work.size(1))
+    elif x.device.type == "cpu":
         # Rows are gathered, weighed and added up in one pass, several times as fast as index_add.
         out = F.embedding_bag(
             index, work, ptr, mode="sum", per_sample_weights=weight, include_last_offset=True
         )
     else:
-        row = torch.repeat_interleave(ptr.diff(), output_size=index.numel())
         terms = work.index_select(0, index)
         terms = terms if weight is None else terms * weight.unsqueeze(-1)
-        out = work.new_zeros(rows, work.size(1)).index_add(0, row, terms)
+        out = torch.segment_reduce(terms, "sum", offsets=ptr, initial=0.0)
     if loop is not None:
         out = out.addcmul(work, loop.to(work.dtype).unsqueeze(-1))
     return (out if dtype is None else out.to(dtype)).view(rows, *rest)
