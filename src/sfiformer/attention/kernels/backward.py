@@ -87,7 +87,7 @@ def query_kernel(
         total = tl.load(place + 4 * stat_stride, mask=is_row, other=1.0)
         if tl.max(steep, 0) < LOG_GENTLE:
             z, weight, gated = gentle_flows(s, u, valid, pivot, level, steep, m)
-            g_top, lift = steep * 0, steep * 0
+            g_top, lift = total * 0, total * 0
             offset = tl.sum(weight * g, 1) / total
             mean = offset
             centred = g - offset[:, None]
