@@ -39,8 +39,6 @@ def test_order(nodes, edges):
     known = EdgeOrder.of(in_order, nodes, by_target=True)
     assert known.by_target is None
     check_order(known, in_order, nodes)
-    if not GPU:
-        assert EdgeOrder.of(in_order, nodes).by_target is None
 
 
 def test_neighbour_sum_and_its_gradient():

@@ -27,16 +27,14 @@ class EdgeOrder(NamedTuple):
     source_ptr: Tensor  # [N+1] int64
 
     @classmethod
-    def of(cls, edge_index: Tensor, nodes: int, *, by_target: bool | None = None) -> EdgeOrder:
-        """From edges [2, E], source above target. Nothing waits for a device.
+    def of(cls, edge_index: Tensor, nodes: int, *, by_target: bool = False) -> EdgeOrder:
+        """From edges [2, E], source above target. No step depends on values, so nothing waits for a device.
 
         Args:
             nodes: number of nodes N.
-            by_target: whether the edges are known to ascend by target. None looks on the CPU, and sorts on a device.
+            by_target: whether the edges are known to ascend by target.
         """
         source, target = edge_index.contiguous()
-        if by_target is None:
-            by_target = edge_index.device.type == "cpu" and bool((target[1:] >= target[:-1]).all())
         bounds = torch.arange(nodes + 1, device=edge_index.device)
         narrow = torch.int32 if nodes < 2**31 else torch.int64  # a radix sort passes over the key's bytes
         order, ends, starts = None, target, source

@@ -152,7 +152,7 @@ class FeatureEncoder(nn.Module):
         graphs = Partition.of(batch, batch.num_nodes, edge_index.device)
         x = self._features(self.node, batch, "x", batch.num_nodes)
         e = None if self.edge is None else self._features(self.edge, batch, "edge_attr", edge_index.size(1))
-        by_target = getattr(batch, "edges_by_target", None)
+        by_target = getattr(batch, "edges_by_target", False)
         order = EdgeOrder.of(edge_index, batch.num_nodes, by_target=by_target)
         distance = None
         if self.pe == "lappe":
