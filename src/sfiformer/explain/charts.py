@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,7 +43,7 @@ def _draw_zeros(axes: Axes, statistics: Sequence[Statistics]) -> None:
         # A little apart, so that heads and runs of like share do not hide each other.
         places = np.arange(1, layers + 1) + (number - (len(statistics) - 1) / 2) * 0.3  # [layers]
         apart = (np.arange(heads) - (heads - 1) / 2) * 0.2 / heads  # [heads]
-        style = {"color": COLOURS[number], "linewidths": 0, "alpha": 0.7}
+        style: dict[str, Any] = {"color": COLOURS[number], "linewidths": 0, "alpha": 0.7}
         axes.scatter((places[:, None] + apart).ravel(), each.zeros.ravel(), s=30, **style)
         axes.plot(places, each.zeros.mean(1), "_-", ms=22, color=COLOURS[number], lw=0.8, label=each.name)
     axes.set_ylim(-0.03, 1.03)
@@ -76,7 +76,7 @@ def _draw_reach(axes: Axes, statistics: Sequence[Statistics]) -> None:
     shares = statistics[0].pairs
     end = int(np.searchsorted(shares[:-1].cumsum() / shares[:-1].sum(), FAR)) + 1
     hops, nowhere = np.arange(end), end * 1.08
-    lines = [
+    lines: list[tuple[np.ndarray, dict[str, Any]]] = [
         (shares[None], {"color": "grey", "linewidth": 1, "linestyle": "--", "label": "uniform attention"})
     ]
     lines += [

@@ -88,7 +88,9 @@ def draw_iterations(record: GraphRecord, layer: int, heads: Sequence[int] | None
     order, borders = _order(record)
     with styled():
         figure = Figure(figsize=(SIZE * len(columns) + 0.6, SIZE * len(heads) + 3.9))
-        above, below = figure.subfigures(2, 1, height_ratios=[SIZE * len(heads) + 1.2, 2.7])
+        (above,), (below,) = figure.subfigures(
+            2, 1, squeeze=False, height_ratios=[SIZE * len(heads) + 1.2, 2.7]
+        )
         grid = above.subplots(len(heads), len(columns), squeeze=False)
         norm = _norms(columns[-1:], heads)["flow"]
         for place, column in enumerate(columns):
