@@ -57,8 +57,6 @@ def test_pictures_numbers_and_mistakes(sfi, refused, run, tmp_path):
     )
     message = refused("explain", sparse)
     assert message == "say what to explain: --graph I for one graph, --statistics for the split"
-    message = refused("explain", sparse, "--graph", 0, "--layer", 3, "--out", out)
-    assert message == "there is no layer 3: the model has 2, numbered from 1"
     message = refused("explain", tmp_path, "--graph", 0, "--out", out)
     assert message == f"{tmp_path} is no run: it has no config.yaml"
     assert not out.exists()

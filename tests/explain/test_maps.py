@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sfiformer import figures
+from sfiformer.errors import UserError
 from sfiformer.explain import explain_graph
 from sfiformer.explain.maps import SHOWN, distance, draw_iterations, draw_maps, zeros
 from sfiformer.explain.record import GraphRecord, LayerRecord
@@ -28,9 +29,8 @@ def test_maps_show_all_quantities_and_leave_zeros_white(recorded):
     order = seen.target.sort(stable=True).indices  # nodes by class
     for column, values in enumerate((layer.resistance(), layer.friction(), layer.flows(), seen.combined(1))):
         for head in range(2):
-            shown = drawn[2 * head * 2 + column] if False else _at(figure, head, column)
             expected = values[head][order][:, order]
-            array = np.ma.filled(shown.get_array().astype(float), np.nan)
+            array = np.ma.filled(_at(figure, head, column).get_array().astype(float), np.nan)
             np.testing.assert_array_equal(np.isnan(array), (expected == 0).numpy())
             np.testing.assert_array_equal(array[~np.isnan(array)], expected[expected > 0].double().numpy())
     assert (layer.flows() == 0).any()
@@ -107,6 +107,17 @@ def test_files_of_a_graph(run, tmp_path):
             assert math.prod(imread(path).shape[:2]) > 10_000
         else:
             assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_layers_and_heads_that_are_not_there(run, tmp_path):
+    for choice, message in (
+        ({"layer": 3}, "there is no layer 3: the model has 2, numbered from 1"),
+        ({"layer": 0}, "there is no layer 0"),
+        ({"head": 5}, "there is no head 5"),
+    ):
+        with pytest.raises(UserError, match=message):
+            explain_graph(run("sfi"), 3, out=tmp_path / "out", page=False, **choice)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_figure_that_cannot_be_finished_leaves_nothing(recorded, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 from collections import deque
 
 import numpy as np
@@ -118,8 +119,6 @@ def test_two_runs_side_by_side(run, graphs, tmp_path):
 
 
 def test_runs_on_other_graphs_do_not_compare(run, graphs, tmp_path):
-    import shutil
-
     other = shutil.copytree(run("softmax"), tmp_path / "other")
     fewer = tmp_path / "fewer.jsonl"
     fewer.write_text("".join(reversed(graphs.read_text().splitlines(keepends=True))))

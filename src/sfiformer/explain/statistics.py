@@ -67,13 +67,9 @@ def collect(name: str, records: Iterable[GraphRecord]) -> Statistics:
         ]  # nothing reads as zero that is not
         masses.append(_by_bin(torch.stack(flows).abs(), bins))
         pairs.append(bins.bincount().double())
-        carrying = [
-            torch.full((layer.heads,), record.num_nodes).double()
-            if layer.dense
-            else (z != 0).sum((-2, -1)) / len(z[0])
-            for layer, z in zip(record.layers, flows, strict=True)
-        ]
-        supports.append(torch.stack(carrying))
+        supports.append(
+            torch.stack([_keys(layer.dense, z) for layer, z in zip(record.layers, flows, strict=True)])
+        )
         graphs.append(record.name)
         nodes.append(record.num_nodes)
     if not graphs:
@@ -136,6 +132,12 @@ def write_statistics(statistics: Sequence[Statistics], stem: Path) -> list[Path]
         _write(stem.with_name(f"{stem.name}-graphs.csv"), _csv(graphs)),
         _write(stem.with_name(f"{stem.name}-hops.csv"), _csv(hops)),
     ]
+
+
+def _keys(dense: bool, flows: Tensor) -> Tensor:
+    """How many keys a query draws from on average, for each head of the flows [heads, n, n]."""
+    carrying = torch.ones_like(flows) if dense else (flows != 0).double()
+    return carrying.sum(-1).mean(-1)
 
 
 def _by_bin(flows: Tensor, bins: Tensor) -> Tensor:
