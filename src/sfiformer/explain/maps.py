@@ -13,6 +13,7 @@ from sfiformer.figures import COLOURS, map_colours, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
@@ -49,7 +50,7 @@ def draw_maps(record: GraphRecord, layer: int, heads: Sequence[int] | None = Non
     columns = _columns(record, layer)
     order, borders = _order(record)
     with styled():
-        figure = Figure(figsize=(SIZE * len(columns) + 0.6, SIZE * len(heads) + 1.3))
+        figure = Figure(figsize=(SIZE * len(columns) + 0.6, SIZE * len(heads) + 1.9))
         grid = figure.subplots(len(heads), len(columns), squeeze=False)
         norms = _norms(columns, heads)
         for place, column in enumerate(columns):
@@ -61,6 +62,7 @@ def draw_maps(record: GraphRecord, layer: int, heads: Sequence[int] | None = Non
             bar = figure.colorbar(
                 image, ax=grid[:, place], location="bottom", pad=0.02, aspect=22, extend="min"
             )
+            _tick(bar)
             bar.set_label(column.label, fontsize=9)
         for axes, head in zip(grid[:, 0], heads, strict=True):
             axes.set_ylabel(f"head {head + 1}\nquery node")
@@ -171,6 +173,18 @@ def _name(axes: Axes, title: str) -> None:
     """A heading of a column, above what its first map is titled."""
     said = axes.get_title()
     axes.set_title(f"{title}\n{said}" if said else title, fontsize=11)
+
+
+def _tick(bar: Colorbar) -> None:
+    """Whole powers of ten, or, where the colours span too few, the ends and the middle."""
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    low, high = bar.vmin, bar.vmax
+    bar.minorformatter = NullFormatter()
+    if high < 100 * low:
+        bar.minorlocator = NullLocator()
+        ticks = [low, (low * high) ** 0.5, high]
+        bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
 
 
 def _draw(axes: Axes, values: Tensor, norm: LogNorm, borders: list[float]) -> AxesImage:

@@ -32,12 +32,10 @@ class Statistics:
     graphs: list[str]
     nodes: np.ndarray  # [G]
     support: np.ndarray  # [G, layers, heads] mean number of keys that a query of the graph draws from
-    mass: (
-        np.ndarray
-    )  # [layers, heads, D + 2] share of all flow that comes from keys so many hops away; last: unreachable
-    pairs: (
-        np.ndarray
-    )  # [D + 2] share of all pairs of nodes that are so many hops apart: the mass of uniform attention
+    # Share of all flow that comes from keys so many hops away, [layers, heads, hops]; the last is of those out of reach.
+    mass: np.ndarray
+    # Share of all pairs of nodes that are so many hops apart, [hops]: the mass of uniform attention.
+    pairs: np.ndarray
 
     @property
     def zeros(self) -> np.ndarray:
@@ -62,9 +60,8 @@ def collect(name: str, records: Iterable[GraphRecord]) -> Statistics:
     graphs, nodes, supports, masses, pairs = [], [], [], [], []
     for record in records:
         bins = hop_distances(record.edge_index, record.num_nodes).flatten() + 1  # 0: unreachable
-        flows = [
-            layer.attention(torch.float64) for layer in record.layers
-        ]  # nothing reads as zero that is not
+        # In float64 no flow is so small that it reads as zero.
+        flows = [layer.attention(torch.float64) for layer in record.layers]
         masses.append(_by_bin(torch.stack(flows).abs(), bins))
         pairs.append(bins.bincount().double())
         supports.append(
