@@ -50,7 +50,7 @@ def draw_maps(record: GraphRecord, layer: int, heads: Sequence[int] | None = Non
     columns = _columns(record, layer)
     order, borders = _order(record)
     with styled():
-        figure = Figure(figsize=(SIZE * len(columns) + 0.6, SIZE * len(heads) + 1.9))
+        figure = Figure(figsize=(SIZE * len(columns) + 0.6, SIZE * len(heads) + 1.5))
         grid = figure.subplots(len(heads), len(columns), squeeze=False)
         norms = _norms(columns, heads)
         for place, column in enumerate(columns):
@@ -62,7 +62,7 @@ def draw_maps(record: GraphRecord, layer: int, heads: Sequence[int] | None = Non
             bar = figure.colorbar(
                 image, ax=grid[:, place], location="bottom", pad=0.02, aspect=22, extend="min"
             )
-            _tick(bar)
+            _tick(bar, *image.get_clim())
             bar.set_label(column.label, fontsize=9)
         for axes, head in zip(grid[:, 0], heads, strict=True):
             axes.set_ylabel(f"head {head + 1}\nquery node")
@@ -175,11 +175,11 @@ def _name(axes: Axes, title: str) -> None:
     axes.set_title(f"{title}\n{said}" if said else title, fontsize=11)
 
 
-def _tick(bar: Colorbar) -> None:
+def _tick(bar: Colorbar, low: float, high: float) -> None:
     """Whole powers of ten, or, where the colours span too few, the ends and the middle."""
     from matplotlib.ticker import NullFormatter, NullLocator
 
-    low, high = bar.vmin, bar.vmax
+    bar.ax.tick_params(labelsize=8)
     bar.minorformatter = NullFormatter()
     if high < 100 * low:
         bar.minorlocator = NullLocator()
