@@ -1,0 +1,22 @@
+// What is set once, and the first picture.
+
+find("facts").textContent = record.facts;
+find("layer").max = record.layers.length;
+find("layer-control").hidden = record.layers.length === 1;
+find("head").max = record.layers[0].heads + 1;
+find("head").value = find("head").max;
+find("head-control").hidden = record.layers.every(({ heads }) => heads === 1);
+find("query").max = record.n - 1;
+
+const stops = VIRIDIS.map(([r, g, b]) => `rgb(${r}, ${g}, ${b})`);
+find("ramp").style.background = `linear-gradient(to right, ${stops.join(", ")})`;
+for (let flow = LEAST; flow < 2; flow *= 10) find("ticks").append(piece("tick", `${Number(flow.toPrecision(1))}`));
+
+find("said-section").hidden = !record.said.graph;
+for (const cells of record.said.graph ?? []) {
+  const row = find("said").insertRow();
+  for (const text of cells) row.insertCell().textContent = text;
+}
+
+ask(view.middle());
+globalThis.sfi = { record, solveFlows, state }; // for the console, and for tests
