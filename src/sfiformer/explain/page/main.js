@@ -38,16 +38,31 @@ function render() {
   find("query").value = query;
   find("query-name").textContent = record.labels[query];
   find("query-said").textContent = record.said.nodes?.[query] ?? "";
+  const hops = record.hops(query);
   const support = active.reduce((count, each) => count + each, 0);
   const zeros = record.n - support;
-  const total = flows.reduce((sum, flow) => sum + flow, 0);
-  find("zeros").textContent = `${zeros} of ${record.n}`;
-  find("support").textContent = `${support} (${percent(support / record.n)})`;
-  find("sum-name").textContent = adjacent ? "row sum" : "Σ z";
-  find("sum").textContent = total.toFixed(4);
-  list(flows, active);
+  tell(flows, hops, support, adjacent);
+  list(flows, active, hops);
   count();
   say(`Query ${record.labels[query]}: ${support} of ${record.n} nodes carry flow, ${zeros} are exactly zero.`);
+}
+
+/** The figures of the query. */
+function tell(flows, hops, support, adjacent) {
+  let [total, squares, near, walked] = [0, 0, 0, 0];
+  flows.forEach((flow, node) => {
+    total += flow;
+    squares += flow * flow;
+    if (hops[node] === Infinity) return;
+    near += flow;
+    walked += flow * hops[node];
+  });
+  find("zeros").textContent = record.n - support;
+  find("support").textContent = `${support} of ${record.n}`;
+  find("sum-name").textContent = adjacent ? "row sum" : "Σ z";
+  find("sum").textContent = total.toFixed(4);
+  find("effective").textContent = squares ? ((total * total) / squares).toFixed(1) : "none";
+  find("distance").textContent = near ? `${(walked / near).toFixed(1)} hops` : "none";
 }
 
 function describe(id, text) {
@@ -55,8 +70,7 @@ function describe(id, text) {
 }
 
 /** The largest flows, each a button that makes its node the query. */
-function list(flows, active) {
-  const hops = record.hops(state.query);
+function list(flows, active, hops) {
   const order = [...flows.keys()].filter((node) => active[node]).sort((a, b) => flows[b] - flows[a]);
   const rows = order.slice(0, LISTED).map((node) => {
     const row = document.createElement("li");
