@@ -22,7 +22,9 @@ def launched() -> Iterator:
     path = find_browser()
     if path is None:
         pytest.skip("no Chromium here, so the page is not tested (Debian: apt-get install chromium)")
-    api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install '.[dev]'")
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed: pip install '.[dev]'"
+    )
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser

@@ -23,7 +23,9 @@ def said(record: GraphRecord) -> dict[str, list]:
         return {}
     models, truths = _models(task, record.outputs), _truths(task, record.target, len(record.outputs))
     if task.level == "graph":
-        names = task.target_names or _numbered(task) if task.kind in ("multilabel", "regression") else ("class",)
+        names = (
+            task.target_names or _numbered(task) if task.kind in ("multilabel", "regression") else ("class",)
+        )
         return {"graph": [list(row) for row in zip(names, models[0], truths[0], strict=True)]}
     pairs = zip(models, truths, strict=True)
     return {
@@ -36,12 +38,14 @@ def _models(task: Task, outputs: Tensor) -> list[list[str]]:
     columns = decode(task, outputs)
     if task.kind in ("multilabel", "regression"):
         return [[_number(value) for value in row] for row in zip(*columns.values(), strict=True)]
-    best = columns["prediction"]
+    logits = outputs.double()
     if task.kind == "binary":
-        likely = [max(p, 1 - p) for p in columns["probability"]]  # type: ignore[operator, type-var]
-    else:
-        likely = outputs.double().softmax(-1).amax(-1).tolist()
-    return [[f"{name} ({probability:.0%})"] for name, probability in zip(best, likely, strict=True)]
+        logits = torch.nn.functional.pad(logits, (1, 0))  # of the negative and the positive class
+    likely = logits.softmax(-1).amax(-1).tolist()
+    return [
+        [f"{name} ({probability:.0%})"]
+        for name, probability in zip(columns["prediction"], likely, strict=True)
+    ]
 
 
 def _truths(task: Task, target: Tensor | None, rows: int) -> list[list[str]]:
@@ -55,7 +59,10 @@ def _truths(task: Task, target: Tensor | None, rows: int) -> list[list[str]]:
         return [[_number(value) for value in row] for row in values.tolist()]
     names = task.class_names or tuple(map(str, range(2 if task.kind == "binary" else task.outputs)))
     known = (values >= 0) & values.isfinite()
-    return [[names[int(v)] if ok else _UNKNOWN] for (v,), (ok,) in zip(values.tolist(), known.tolist(), strict=True)]
+    return [
+        [names[int(v)] if ok else _UNKNOWN]
+        for (v,), (ok,) in zip(values.tolist(), known.tolist(), strict=True)
+    ]
 
 
 def _numbered(task: Task) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class View {
   }
 
   drawNode(node, x, y) {
-    const group = shape("g", { class: "node", transform: `translate(${x} ${y})` });
+    const group = shape("g", { class: "node", "data-node": node, transform: `translate(${x} ${y})` });
     group.append(shape("circle", { r: this.radius }));
     const symbol = this.record.molecule?.[node];
     if (symbol) {
