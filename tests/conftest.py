@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent))  # for `oracles` and `packing`
+sys.path.insert(0, str(Path(__file__).parent))  # for `graphs`, `oracles` and `packing`
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("repeatable")

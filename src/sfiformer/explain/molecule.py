@@ -36,11 +36,11 @@ def layout(record: GraphRecord) -> Molecule | None:
     if record.atoms is None or record.bonds is None:
         return None
     try:
-        from rdkit.Chem import rdDepictor
+        from rdkit.Chem import rdCoordGen
     except ImportError:
         return None
     molecule = _rebuilt(record.atoms, record.edge_index, record.bonds)
-    rdDepictor.Compute2DCoords(molecule)
+    rdCoordGen.AddCoords(molecule)  # stretches chains out where RDKit's other layout crowds them
     places = torch.from_numpy(molecule.GetConformer().GetPositions())[:, :2].float()
     bonds = [
         (bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), bond.GetBondTypeAsDouble())
@@ -85,11 +85,13 @@ def _rebuilt(atoms: Tensor, edge_index: Tensor, bonds: Tensor) -> Any:
             molecule.GetBondBetweenAtoms(source, target).SetIsAromatic(kind_of[kind] == kinds.AROMATIC)
     with BlockLogs():
         molecule.UpdatePropertyCache(strict=False)
+        Chem.FastFindRings(molecule)
         try:
-            Chem.Kekulize(molecule, clearAromaticFlags=True)
-        except Chem.KekulizeException:  # a graph that is no whole molecule
-            Chem.FastFindRings(molecule)
-    return molecule
+            alternating = Chem.RWMol(molecule)
+            Chem.Kekulize(alternating, clearAromaticFlags=True)
+        except Chem.KekulizeException:  # the features are of no whole molecule
+            return molecule
+    return alternating
 
 
 def _bond_length(places: Tensor, bonds: list[tuple[int, int, float]]) -> float:

@@ -42,7 +42,7 @@ class LayerRecord:
     alpha: float  # may be inf
     scaling: Scaling
     gamma: float | None  # weight of the flows beside Ã; None where there is no Ã
-    solver: Solver = "exact"  # the model's own; `flows` are exact whatever it is
+    solver: Solver = "exact"  # the model's own
 
     @property
     def heads(self) -> int:
@@ -76,6 +76,10 @@ class LayerRecord:
             dtype: that the scores are solved in; in float64 no flow is so small that it reads as zero.
         """
         return self._solve(lam, "exact", dtype)
+
+    def attention(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The flows as the model itself makes them, [heads, n, n]: exact ones, or those of its iteration."""
+        return self._solve(None, self.solver, dtype)
 
     def proximal(self, iterations: int) -> Tensor:
         """The paper's iteration stopped after so many steps, [heads, n, n]; each head for itself.
@@ -114,10 +118,9 @@ class GraphRecord:
     atoms: Tensor | None = None  # [n, 9] the Open Graph Benchmark's atom features, where the nodes are atoms
     bonds: Tensor | None = None  # [E, 3] and its bond features
 
-    def combined(self, layer: int, flows: Tensor | None = None) -> Tensor:
-        """What the layer mixes values by, [heads, n, n]: (Ã + γZ)/(1 + γ), or Z where Ã takes no part."""
-        flows = self.layers[layer].flows() if flows is None else flows
-        gamma = self.layers[layer].gamma
+    def combined(self, layer: int) -> Tensor:
+        """What a layer (numbered from 0) mixes values by, [heads, n, n]: (Ã + γZ)/(1 + γ), or Z where Ã takes no part."""
+        flows, gamma = self.layers[layer].attention(), self.layers[layer].gamma
         return flows if gamma is None else (self.adjacency + gamma * flows) / (1 + gamma)
 
 
