@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+PATIENCE = 60_000  # milliseconds, for a busy machine
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -29,3 +30,13 @@ def launched() -> Iterator:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+def text(page, name: str) -> str:
+    return page.locator(f"#{name}").text_content()
+
+
+def settle(page) -> float:
+    """The share of zeros over all queries, once it is counted."""
+    page.locator("#share", has_text="%").wait_for(timeout=PATIENCE)
+    return float(text(page, "share").rstrip("%")) / 100

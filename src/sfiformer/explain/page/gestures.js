@@ -42,6 +42,7 @@ svg.addEventListener("pointerleave", () => {
 svg.addEventListener(
   "wheel",
   (event) => {
+    if (event.deltaY > 0 && view.frame === view.home) return; // nothing more to show: the page may scroll
     event.preventDefault();
     const { x, y } = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
     view.zoom(1.0015 ** event.deltaY, [x, y]);

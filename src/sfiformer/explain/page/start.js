@@ -10,7 +10,7 @@ find("query").max = record.n - 1;
 
 const stops = VIRIDIS.map(([r, g, b]) => `rgb(${r}, ${g}, ${b})`);
 find("ramp").style.background = `linear-gradient(to right, ${stops.join(", ")})`;
-for (let flow = LEAST; flow < 2; flow *= 10) find("ticks").append(piece("tick", `${Number(flow.toPrecision(1))}`));
+for (const name of ["10⁻⁴", "10⁻³", "10⁻²", "0.1", "1"]) find("ticks").append(piece("tick", name)); // from LEAST to 1
 
 find("said-section").hidden = !record.said.graph;
 for (const cells of record.said.graph ?? []) {

@@ -31,7 +31,7 @@ class View {
     const group = shape("g", {});
     group.append(path, dashed);
     // A crowd of edges would hide the flows: the more there are, the fainter they are.
-    if (!this.record.molecule) group.style.opacity = Math.min(1, 0.25 + 150 / this.record.edges.length);
+    if (!this.record.molecule) group.style.opacity = Math.min(1, 0.12 + 150 / this.record.edges.length);
     return group;
   }
 
@@ -66,8 +66,7 @@ class View {
       group.classList.toggle("query", node === query);
       group.classList.toggle("bright", share > 0.6);
       group.firstChild.style.fill = active[node] ? colour(flows[node]) : "";
-      const size = group.classList.contains("named") ? 1 : 0.45 + 0.65 * share; // small flows stay in the background
-      group.firstChild.setAttribute("r", this.radius * (active[node] ? size : 0.5));
+      group.firstChild.setAttribute("r", this.radius * this.size(node, active[node], share));
     });
     this.discs.append(this.nodes[query]); // on top
 
@@ -85,6 +84,12 @@ class View {
       path.style.strokeWidth = Math.max(HAIRLINE, unit * flows[node]);
       path.style.strokeOpacity = 0.15 + 0.65 * logShare(flows[node]);
     });
+  }
+
+  /** Of a node's disc: small flows stay in the background, but names need their room. */
+  size(node, active, share) {
+    if (this.record.molecule?.[node]) return active ? 1 : 0.85;
+    return active ? 0.45 + 0.65 * share : 0.5;
   }
 
   /** Ring a node, or none. */
