@@ -34,7 +34,7 @@ def test_the_keyboard_is_enough(opened, ring):
             assert focused[1] == "solid", f"{focused[0]} does not show that it has the focus"
         reached.append(focused[0])
     assert [
-        name for name in ("graph", "zoom-in", "layer", "head", "lam", "shown", "query") if name not in reached
+        name for name in ("graph", "zoom-in", "layer", "head", "lam", "flow", "query") if name not in reached
     ] == []
 
     graph, query = page.locator("#graph"), page.locator("#query")
@@ -133,3 +133,25 @@ def test_a_large_page_loads_lazily(opened, capsys):
         print(
             f"\n500 nodes, 8 layers, 4 heads of 68: loaded in {loaded / 1000:.2f} s, written and loaded in {seconds:.2f} s"
         )
+
+
+def test_a_view_has_an_address(opened, ring):
+    page = opened(ring)
+    page.locator("#layer").press("ArrowRight")
+    page.locator("#head").press("Home")
+    page.locator("#lam").press("ArrowRight")
+    page.get_by_text("flow + Ã").click()
+    page.locator("#query").fill("7")
+    page.locator("#query").press("Enter")
+    page.wait_for_url("**#layer=2&head=1&query=7&lam=0.05&shown=adjacent")
+    state, listed = page.evaluate("sfi.state"), page.locator("#largest").inner_text()
+    page.reload()
+    assert page.evaluate("sfi.state") == state
+    assert page.locator("#largest").inner_text() == listed
+    page.goto(page.url.split("#")[0] + "#layer=99&head=x&query=-1&lam=none")
+    assert page.evaluate("[sfi.state.layer, sfi.state.head, sfi.state.query, sfi.state.factor]") == [
+        1,
+        -1,
+        7,
+        1,
+    ]

@@ -41,7 +41,7 @@ function render() {
   const hops = record.hops(query);
   const support = active.reduce((count, each) => count + each, 0);
   const zeros = record.n - support;
-  tell(flows, hops, support, adjacent);
+  tell(flows, hops, support, adjacent && gamma !== null);
   list(flows, active, hops);
   count();
   say(`Query ${record.labels[query]}: ${support} of ${record.n} nodes carry flow, ${zeros} are exactly zero.`);
@@ -138,16 +138,24 @@ function count() {
 }
 
 let saying = 0;
-/** Tell a screen reader, once the query or a slider has come to rest. */
+/** Tell a screen reader, and the address, once the query or a slider has come to rest. */
 function say(text) {
   clearTimeout(saying);
-  saying = setTimeout(() => (find("status").textContent = text), 400);
+  saying = setTimeout(() => {
+    find("status").textContent = text;
+    history.replaceState(null, "", address());
+  }, 400);
 }
 
 function ask(query) {
   state.query = query;
   view.reveal(query);
   render();
+}
+
+/** The slider is logarithmic, and its left end is 0. */
+function factorOf(place) {
+  return place < -2.001 ? 0 : 10 ** place;
 }
 
 find("layer").addEventListener("input", ({ target }) => {
@@ -161,7 +169,7 @@ find("head").addEventListener("input", ({ target }) => {
   render();
 });
 find("lam").addEventListener("input", ({ target }) => {
-  state.factor = target.value < -2.001 ? 0 : 10 ** target.value;
+  state.factor = factorOf(target.value);
   render();
 });
 find("trained").addEventListener("click", () => {

@@ -3,8 +3,6 @@
 find("facts").textContent = record.facts;
 find("layer").max = record.layers.length;
 find("layer-control").hidden = record.layers.length === 1;
-find("head").max = record.layers[0].heads + 1;
-find("head").value = find("head").max;
 find("head-control").hidden = record.layers.every(({ heads }) => heads === 1);
 find("query").max = record.n - 1;
 
@@ -18,5 +16,11 @@ for (const cells of record.said.graph ?? []) {
   for (const text of cells) row.insertCell().textContent = text;
 }
 
-ask(view.middle());
+state.query = view.middle();
+visit(location.hash);
+render();
+window.addEventListener("hashchange", () => {
+  visit(location.hash);
+  render();
+});
 globalThis.sfi = { record, solveFlows, state }; // for the console, and for tests

@@ -22,7 +22,16 @@ from sfiformer.files import whole_file
 if TYPE_CHECKING:
     from sfiformer.explain.record import GraphRecord, LayerRecord
 
-_SCRIPTS = ("solver.js", "record.js", "colours.js", "view.js", "main.js", "gestures.js", "start.js")
+_SCRIPTS = (
+    "solver.js",
+    "record.js",
+    "colours.js",
+    "view.js",
+    "main.js",
+    "address.js",
+    "gestures.js",
+    "start.js",
+)
 
 
 def write_page(record: GraphRecord, path: Path, *, title: str | None = None) -> Path:
