@@ -1,13 +1,13 @@
 // What is shown is kept behind the # of the address, so that a view can be linked to and is there again after a reload.
 
 function address() {
-  const { layer, head, query, factor, adjacent } = state;
+  const { layer, head, query, adjacent } = state;
   const shown = adjacent ? "adjacent" : "flow";
   const fields = { layer: layer + 1, head: head === MEAN ? "mean" : head + 1, query, lam: find("lam").value, shown };
-  return `#${new URLSearchParams(factor === 1 ? { ...fields, lam: 0 } : fields)}`;
+  return `#${new URLSearchParams(fields)}`;
 }
 
-/** Set the controls and the state by an address; what is missing or out of range there is left as it is. */
+/** Take the state from an address; what is missing or out of range there is left as it is. */
 function visit(hash) {
   const fields = new URLSearchParams(hash.slice(1));
   const whole = (name, least, most) => {
@@ -19,9 +19,6 @@ function visit(hash) {
   state.head = (whole("head", 1, heads) ?? MEAN + 1) - 1;
   state.query = whole("query", 0, record.n - 1) ?? state.query;
   state.adjacent = fields.get("shown") === "adjacent" && gamma !== null;
-  find("layer").value = state.layer + 1;
-  find("head").max = heads + 1;
-  find("head").value = state.head === MEAN ? heads + 1 : state.head + 1;
   find("lam").value = lam === 0 ? 0 : Number(fields.get("lam")) || 0; // the browser keeps it within the slider
   state.factor = factorOf(find("lam").value);
   find(state.adjacent ? "adjacent" : "flow").checked = true;

@@ -22,8 +22,10 @@ function render() {
   const { flows, active } = shown;
   view.show(query, flows, active);
 
+  find("layer").value = layer + 1;
   find("layer-value").value = `${layer + 1} of ${record.layers.length}`;
   find("head").max = heads + 1;
+  find("head").value = head === MEAN ? heads + 1 : head + 1;
   find("head-value").value = head === MEAN ? `mean of ${heads}` : `${head + 1} of ${heads}`;
   describe("layer", find("layer-value").value);
   describe("head", find("head-value").value);
@@ -88,10 +90,10 @@ function list(flows, active, hops) {
     row.append(button);
     return row;
   });
-  const focused = document.activeElement?.closest?.("#largest button") ? 0 : null;
+  const focused = find("largest").contains(document.activeElement);
   view.point(null);
   find("largest").replaceChildren(...rows);
-  if (focused !== null) rows[0]?.firstChild.focus();
+  if (focused) rows[0]?.firstChild.focus();
   const rest = order.slice(LISTED).reduce((sum, node) => sum + flows[node], 0);
   const more = order.length - LISTED;
   find("rest").textContent = more > 0 ? `and ${number(rest)} in all from ${more} more` : "";
