@@ -14,3 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `graphs`, `oracles` and `p
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("repeatable")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say what tests measured without judging it: `record_property("measured", …)`."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "measured":
+                terminalreporter.write_line(f"measured: {value}")

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sfiformer.attention import SFiAttention
 from sfiformer.config import ExperimentConfig
 from sfiformer.data.batch import GraphBatch
+from sfiformer.data.task import Task
+from sfiformer.explain.record import record
 from sfiformer.nn import SFiFormer
 from sfiformer.training import Result, prepare, train
 
@@ -90,10 +91,12 @@ def draw(config: ExperimentConfig, results: dict[str, Result]) -> "Figure":
     axes[0, 1].axhline(1 / COMMUNITIES, color="grey", linewidth=0.8)
     axes[0, 1].annotate("guessing", (1, 1 / COMMUNITIES), va="bottom", color="grey")
 
-    batch = prepare(config).stores["test"].batch([0])
+    prepared = prepare(config)
+    batch = prepared.stores["test"].batch([0])
     maps = {}
     for name, result in results.items():
-        community, maps[name] = attention_map(SFiFormer.from_pretrained(result.run / "best"), batch)
+        model = SFiFormer.from_pretrained(result.run / "best")
+        community, maps[name] = attention_map(model, batch, prepared.task)
     positive = torch.cat([flows[flows > 0] for flows in maps.values()])
     low, high = positive.quantile(torch.tensor([0.02, 0.999])).tolist()
     for axis, (name, flows) in zip(axes[1], maps.items(), strict=True):
@@ -104,16 +107,11 @@ def draw(config: ExperimentConfig, results: dict[str, Result]) -> "Figure":
     return figure
 
 
-@torch.no_grad()
-def attention_map(model: SFiFormer, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+def attention_map(model: SFiFormer, batch: GraphBatch, task: Task) -> tuple[Tensor, Tensor]:
     """The communities [n], ascending, and the flows [n, n] between nodes in that order: last layer, first head."""
-    layer = [module for module in model.modules() if isinstance(module, SFiAttention)][-1]
-    seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    model.eval()(batch)
-    hook.remove()
     community, order = batch.y.long().sort(stable=True)
-    return community, layer.flows(seen[0], batch.ptr)[0][0][order][:, order]
+    flows = record(model, batch, task=task).layers[-1].flows()[0]
+    return community, flows[order][:, order]
 
 
 def _with_attention(config: ExperimentConfig, attention: str) -> ExperimentConfig:

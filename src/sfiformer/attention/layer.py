@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,29 @@ from sfiformer import ranks
 from sfiformer.attention.adjacency import Adjacency
 from sfiformer.attention.dense import dfi_attention
 from sfiformer.attention.functional import sfi_attention
-from sfiformer.flow.problem import Solver
+from sfiformer.flow.problem import Scaling, Solver
 
 Friction = Literal["learned", "tied"] | Callable[[Tensor], tuple[Tensor, Tensor]]
 
 _SOFTPLUS_ONE = math.log(math.e - 1)  # softplus of this is 1
+
+
+class Scores(NamedTuple):
+    """Queries and keys of resistance and of friction, [nodes, heads, width] each."""
+
+    q: Tensor
+    k: Tensor
+    q_friction: Tensor
+    k_friction: Tensor
+
+
+class Strengths(NamedTuple):
+    """How strongly friction acts, and how flows are solved for: arguments of `sfi_attention`."""
+
+    lam: float | Tensor  # a number, or one for each graph
+    alpha: float
+    scaling: Scaling
+    solver: Solver
 
 
 class SFiAttention(nn.Module):
@@ -153,14 +171,15 @@ class SFiAttention(nn.Module):
 
     def flows(self, x: Tensor, ptr: Tensor) -> list[Tensor]:
         """The flows Z of every graph, a list of [heads, n, n]: row i says where node i draws its unit from."""
-        q, k, qf, kf = self._scores(x)
+        q, k, qf, kf = self.scores(x)
         values = self._split(self.value(x))
-        out = sfi_attention(q, k, values, qf, kf, ptr, return_flows=True, **self._strengths(ptr, x))
+        strengths = self.strengths(ptr, x)._asdict()
+        out = sfi_attention(q, k, values, qf, kf, ptr, return_flows=True, **strengths)
         return out[1]  # type: ignore[return-value]
 
     def _flow(self, x: Tensor, values: Tensor, ptr: Tensor, max_nodes: int | None) -> Tensor:
         dropout_p = self.dropout if self.training else 0.0
-        q, k, q_friction, k_friction = self._scores(x)
+        q, k, q_friction, k_friction = self.scores(x)
         if self.mode == "dfi":
             return dfi_attention(q, k, values, ptr, dropout_p=dropout_p, max_nodes=max_nodes)
         out = sfi_attention(
@@ -172,39 +191,39 @@ class SFiAttention(nn.Module):
             ptr,
             dropout_p=dropout_p,
             max_nodes=max_nodes,
-            **self._strengths(ptr, x),
+            **self.strengths(ptr, x)._asdict(),
         )
         assert isinstance(out, Tensor)
         return out
 
-    def _scores(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries and keys of resistance and of friction, [nodes, heads, width] each; without friction the latter are 0."""
+    def scores(self, x: Tensor) -> Scores:
+        """What the scores of both kinds are made of, normalised but not scaled; without friction its pair is 0."""
         q, k = self._split(self.query(x)), self._split(self.key(x))
         if self.qk_norm:
             q, k = _rms(q), _rms(k)
         if self.mode == "dfi":
-            return q, k, torch.zeros_like(q), torch.zeros_like(k)
+            return Scores(q, k, torch.zeros_like(q), torch.zeros_like(k))
         if self.friction == "tied":
-            return q, k, -q, k
+            return Scores(q, k, -q, k)
         if self.friction == "learned":
             q_friction, k_friction = self._split(self.friction_query(x)), self._split(self.friction_key(x))
         else:
             q_friction, k_friction = self.friction(x)
         if self.qk_norm:
             q_friction, k_friction = _rms(q_friction), _rms(k_friction)
-        return q, k, q_friction, k_friction
+        return Scores(q, k, q_friction, k_friction)
 
-    def _strengths(self, ptr: Tensor, x: Tensor) -> dict:
-        """λ, α, scaling and solver of a batch."""
+    def strengths(self, ptr: Tensor, x: Tensor) -> Strengths:
+        """λ, α, scaling and solver of a batch; without friction λ = 0 and α = ∞."""
         if self.mode == "dfi":
-            return {"lam": 0.0, "alpha": math.inf}
+            return Strengths(0.0, math.inf, "absolute", "exact")
         strength = self.lam * self.lam_factor
         if self.lam_scaling == "potential":
-            return {"lam": strength, "scaling": "potential", "solver": self.solver}
+            return Strengths(strength, math.inf, "potential", self.solver)
         sizes = ptr.diff()
         if self.lam_scaling == "largest":
             sizes = self._largest(sizes)
-        return {"lam": strength / sizes.clamp(min=1).to(x.dtype), "alpha": self.alpha, "solver": self.solver}
+        return Strengths(strength / sizes.clamp(min=1).to(x.dtype), self.alpha, "absolute", self.solver)
 
     def _largest(self, sizes: Tensor) -> Tensor:
         """N* for every graph: of the batch in training; in evaluation the largest of training, if there was any."""

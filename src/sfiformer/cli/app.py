@@ -6,13 +6,13 @@ from typing import Any
 
 import typer
 
-from sfiformer.cli import data, evaluate, predict, presets, train
+from sfiformer.cli import data, evaluate, explain, predict, presets, train
 from sfiformer.errors import UserError
 from sfiformer.schema import nearest
 
 app = typer.Typer(
     name="sfi",
-    help="Graph transformers with exact sparse-flow-induced attention: train, evaluate, predict.",
+    help="Graph transformers with exact sparse-flow-induced attention: train, evaluate, predict, explain.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -21,6 +21,7 @@ app = typer.Typer(
 train.register(app)
 evaluate.register(app)
 predict.register(app)
+explain.register(app)
 presets.register(app)
 data.register(app)
 

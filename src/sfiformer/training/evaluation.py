@@ -98,7 +98,7 @@ def evaluate(
     model.to(place)
     # A ranking has three variants of its metric.
     metric = (link_mrrs() if task.kind == "ranking" else objective(config, task)[1]).to(place)
-    for raw in _stores(config, task, schema, split, data):
+    for raw in raw_stores(config, task, schema, split, data):
         store = model_inputs(
             raw, model.config, standardizer, encoding_cache(config) if data is None else None
         )
@@ -107,9 +107,10 @@ def evaluate(
     return values if isinstance(values, dict) else {str(metric.name): values}
 
 
-def _stores(
+def raw_stores(
     config: ExperimentConfig, task: Task, schema: Schema, split: str, data: str | Path | None
 ) -> Iterator[GraphStore]:
+    """The graphs of a split of a run's data, or of a file of labelled graphs, part by part, as they were read."""
     if data is not None and not Path(data).is_dir():
         from sfiformer.data.custom import stream  # PyTorch Geometric takes seconds to import
 

@@ -1,0 +1,89 @@
+"""A finished run, opened to look at what its attention does with the graphs of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from sfiformer.data.store import GraphStore
+from sfiformer.errors import UserError
+from sfiformer.explain.record import Checkpoint, GraphRecord, Split, attention_layers, record
+from sfiformer.training.evaluation import raw_stores
+from sfiformer.training.inference import load_checkpoint, model_inputs
+from sfiformer.training.run_folder import RunFolder
+
+# Superpixels: the last two features are the row and column of the centre.
+SUPERPIXELS = ("pascalvoc-sp", "coco-sp", "mnist", "cifar10")
+
+
+class ExplainedRun:
+    """The model of a run's checkpoint beside the graphs of a split, on the CPU.
+
+    Args:
+        run: a run folder of `sfiformer.train`.
+        split: of the run's own data.
+        checkpoint: which weights.
+        data: another place of the run's data (a folder), or a file of labelled graphs, all of which are taken.
+    """
+
+    def __init__(
+        self,
+        run: str | Path,
+        *,
+        split: Split = "test",
+        checkpoint: Checkpoint = "best",
+        data: str | Path | None = None,
+    ) -> None:
+        folder = RunFolder(run)
+        self.path, self.config = folder.path, folder.config()
+        self.task, self.schema, self.standardizer = folder.task()
+        self.model = load_checkpoint(folder, checkpoint)
+        self.place = split if data is None or Path(data).is_dir() else Path(data).name
+        self._split, self._data = split, data
+        try:
+            attention_layers(self.model)  # before minutes are spent on reading the data
+        except UserError as error:
+            raise UserError(f"{self.path}: {error}") from None
+
+    @cached_property
+    def stores(self) -> list[GraphStore]:
+        """The graphs as they were read; those of a file come in several stores."""
+        return list(raw_stores(self.config, self.task, self.schema, self._split, self._data))
+
+    def __len__(self) -> int:
+        """How many graphs there are."""
+        return sum(map(len, self.stores))
+
+    def record(self, graph: int) -> GraphRecord:
+        """What the model does with the graph of this number."""
+        return next(self.records([graph]))
+
+    def records(self, graphs: Sequence[int]) -> Iterator[GraphRecord]:
+        """The same for several graphs, one in memory at a time."""
+        for graph in graphs:
+            store, place = self._find(graph)
+            one = store.subset([place])
+            batch = model_inputs(one, self.model.config, self.standardizer, progress=False).batch([0])
+            name = f"{self.place}[{graph}]"
+            yield record(self.model, batch, task=self.task, name=name, positions=self._positions(one))
+
+    def _find(self, graph: int) -> tuple[GraphStore, int]:
+        offsets = np.cumsum([0, *map(len, self.stores)])
+        if not 0 <= graph < offsets[-1]:
+            raise UserError(
+                f"there is no graph {graph} in {self.place}: its {offsets[-1]} graphs are numbered from 0"
+            )
+        part = int(np.searchsorted(offsets, graph, side="right")) - 1
+        return self.stores[part], graph - int(offsets[part])
+
+    def _positions(self, store: GraphStore) -> Tensor | None:
+        """The places of the nodes, [n, 2]: to the right, and down."""
+        if self.config.data.name in SUPERPIXELS:
+            return store.node["x"][:, -2:].flip(-1).float()
+        if "pos" in store.node and store.node["pos"].shape[1:] == (2,):
+            return store.node["pos"].float()
+        return None

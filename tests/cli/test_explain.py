@@ -1,0 +1,62 @@
+"""`sfi explain` as a user calls it."""
+
+import json
+
+import pytest
+
+TINY = {
+    "model.layers": 2, "model.dim": 8, "model.heads": 2, "model.pe": "none", "model.lam": 4.0,
+    "optim.warmup_epochs": 1, "trainer.epochs": 1, "data.batch_size": 4,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(own_graphs, tmp_path_factory):
+    """run("none"): a run on a user's file with this attention."""
+    from sfiformer import ExperimentConfig, train
+
+    root = tmp_path_factory.mktemp("runs")
+
+    def make(attention):
+        settings = {
+            "data.path": str(own_graphs),
+            "data.root": str(root / "data"),
+            "model.attention": attention,
+        }
+        train(ExperimentConfig.from_preset("custom", {**TINY, **settings}), root / attention, progress=False)
+        return root / attention
+
+    return make
+
+
+def test_pictures_numbers_and_mistakes(sfi, refused, run, tmp_path):
+    sparse, dense, local = run("sfi"), run("softmax"), run("none")
+    said = sfi(
+        "explain", sparse, "--graph", 1, "--split", "val", "--layer", 2, "--no-page",
+        "--statistics", "--against", dense, "--graphs", 3,
+    ).stdout.splitlines()  # fmt: skip
+    stem = sparse / "explain" / "val"
+    suffixes = [
+        "-1-maps-layer2.png",
+        "-1-maps-layer2.svg",
+        "-1-iterations-layer2.png",
+        "-1-iterations-layer2.svg",
+    ]
+    suffixes += [f"-statistics{end}" for end in (".png", ".svg", ".json", "-graphs.csv", "-hops.csv")]
+    assert said[2:] == [f"{stem}{suffix}" for suffix in suffixes]
+    assert said[0].startswith("sfi: ")
+    assert said[1].startswith("softmax: 0.0% of attention exactly zero; ")
+    summary = json.loads((sparse / "explain" / "val-statistics.json").read_text())
+    assert [each["run"] for each in summary] == ["sfi", "softmax"]
+
+    out = tmp_path / "out"
+    message = refused("explain", local, "--graph", 0, "--out", out)
+    assert message == (
+        f"{local}: the model has attention: none, so there are no flows to look at; "
+        "train one with attention sfi, dfi or softmax"
+    )
+    message = refused("explain", sparse)
+    assert message == "say what to explain: --graph I for one graph, --statistics for the split"
+    message = refused("explain", tmp_path, "--graph", 0, "--out", out)
+    assert message == f"{tmp_path} is no run: it has no config.yaml"
+    assert not out.exists()
