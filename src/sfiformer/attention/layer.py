@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from sfiformer import ranks
 from sfiformer.attention.adjacency import Adjacency
 from sfiformer.attention.dense import dfi_attention
 from sfiformer.attention.functional import sfi_attention
+from sfiformer.attention.widths import by_parts, wide, widened
 from sfiformer.flow.problem import Scaling, Solver
 
 Friction = Literal["learned", "tied"] | Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -156,62 +157,81 @@ class SFiAttention(nn.Module):
             max_nodes: size of the largest graph, if known.
             adjacency: Ã, if already made from ``edge_index``: a stack of layers needs it only once.
         """
-        values = self.value(x)  # [nodes, heads · width]
-        weight, bias = self.out.weight, self.out.bias
+        values = by_parts(self.value, x, self.heads)  # [nodes, heads, width]
+        width = wide(self.dim, x)
+        weight = self.out.weight.view(self.dim, self.heads, self.head_width)
+        weight = widened(weight, width, self.heads, values.shape[-1]).flatten(1)
+        bias = widened(self.out.bias, width)
         if not self.attention:
-            out = self._along_edges(F.linear(values, weight), edge_index, adjacency) + bias
+            out = self._along_edges(F.linear(values.flatten(1), weight), edge_index, adjacency) + bias
         else:
-            flowed = self._flow(x, self._split(values), ptr, max_nodes).flatten(1)
+            flowed = self._flow(x, values, ptr, max_nodes).flatten(1)
             if self.adjacency:
-                near = self._along_edges(F.linear(values, weight), edge_index, adjacency)
+                near = self._along_edges(F.linear(values.flatten(1), weight), edge_index, adjacency)
                 out = (near + self.gamma * F.linear(flowed, weight)) / (1 + self.gamma) + bias
             else:
                 out = F.linear(flowed, weight, bias)
+        out = out[:, : self.dim]
         return out if self.norm is None else self.norm(out)
 
     def flows(self, x: Tensor, ptr: Tensor) -> list[Tensor]:
         """The flows Z of every graph, a list of [heads, n, n]: row i says where node i draws its unit from."""
         q, k, qf, kf = self.scores(x)
-        values = self._split(self.value(x))
-        strengths = self.strengths(ptr, x)._asdict()
-        out = sfi_attention(q, k, values, qf, kf, ptr, return_flows=True, **strengths)
+        values = by_parts(self.value, x, self.heads)
+        out = sfi_attention(
+            q, k, values, qf, kf, ptr, return_flows=True, scale=self.scale, **self.strengths(ptr, x)._asdict()
+        )
         return out[1]  # type: ignore[return-value]
 
     def _flow(self, x: Tensor, values: Tensor, ptr: Tensor, max_nodes: int | None) -> Tensor:
-        dropout_p = self.dropout if self.training else 0.0
-        q, k, q_friction, k_friction = self.scores(x)
+        options: dict[str, Any] = {
+            "scale": self.scale,
+            "dropout_p": self.dropout if self.training else 0.0,
+            "max_nodes": max_nodes,
+        }
         if self.mode == "dfi":
-            return dfi_attention(q, k, values, ptr, dropout_p=dropout_p, max_nodes=max_nodes)
+            q, k = self._pair(self.query, self.key, x)
+            return dfi_attention(q, k, values, ptr, **options)
+        q, k, q_friction, k_friction = self.scores(x)
         out = sfi_attention(
-            q,
-            k,
-            values,
-            q_friction,
-            k_friction,
-            ptr,
-            dropout_p=dropout_p,
-            max_nodes=max_nodes,
-            **self.strengths(ptr, x)._asdict(),
+            q, k, values, q_friction, k_friction, ptr, **options, **self.strengths(ptr, x)._asdict()
         )
         assert isinstance(out, Tensor)
         return out
 
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return self.head_width**-0.5
+
     def scores(self, x: Tensor) -> Scores:
-        """What the scores of both kinds are made of, normalised but not scaled; without friction its pair is 0."""
-        q, k = self._split(self.query(x)), self._split(self.key(x))
-        if self.qk_norm:
-            q, k = _rms(q), _rms(k)
+        """What the scores of both kinds are made of, normalised but not scaled; without friction its pair is 0.
+
+        On a GPU heads are padded with zeros to a width that it likes.
+        """
+        q, k = self._pair(self.query, self.key, x)
         if self.mode == "dfi":
             return Scores(q, k, torch.zeros_like(q), torch.zeros_like(k))
         if self.friction == "tied":
             return Scores(q, k, -q, k)
         if self.friction == "learned":
-            q_friction, k_friction = self._split(self.friction_query(x)), self._split(self.friction_key(x))
-        else:
-            q_friction, k_friction = self.friction(x)
-        if self.qk_norm:
-            q_friction, k_friction = _rms(q_friction), _rms(k_friction)
-        return Scores(q, k, q_friction, k_friction)
+            return Scores(q, k, *self._pair(self.friction_query, self.friction_key, x))
+        q_friction, k_friction = (widened(part, q.shape[-1]) for part in self.friction(x))
+        return Scores(q, k, self._normalised(q_friction), self._normalised(k_friction))
+
+    def _pair(self, query: nn.Linear, key: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(self._normalised(by_parts(layer, x, self.heads)) for layer in (query, key))  # type: ignore[return-value]
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        """Divided by the root mean square over the head, if the layer does so; zero columns do not count."""
+        if not self.qk_norm:
+            return x
+        width = x.shape[-1]
+        if width == self.head_width:
+            return F.rms_norm(x, (width,)).to(x.dtype)
+        share = self.head_width / width
+        normed = F.rms_norm(x, (width,), eps=share * torch.finfo(x.dtype).eps) * share**0.5
+        return normed.to(x.dtype)
 
     def strengths(self, ptr: Tensor, x: Tensor) -> Strengths:
         """λ, α, scaling and solver of a batch; without friction λ = 0 and α = ∞."""
@@ -237,9 +257,6 @@ class SFiAttention(nn.Module):
     def _along_edges(self, y: Tensor, edge_index: Tensor, adjacency: Adjacency | None) -> Tensor:
         return (adjacency or Adjacency.of(edge_index, len(y), y.dtype)).matmul(y)
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(len(x), self.heads, self.head_width)
-
     def extra_repr(self) -> str:
         parts = [f"{self.dim}, heads={self.heads}, mode={self.mode!r}"]
         if self.head_width != self.dim:
@@ -250,10 +267,6 @@ class SFiAttention(nn.Module):
             f"{name}=False" for name in ("adjacency", "attention", "qk_norm") if not getattr(self, name)
         ]
         return ", ".join(parts)
-
-
-def _rms(x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:]).to(x.dtype)
 
 
 def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -225,7 +225,7 @@ def _layer(layer: SFiAttention, x: Tensor, ptr: Tensor) -> LayerRecord:
         k,
         q_friction,
         k_friction,
-        scale=q.shape[-1] ** -0.5,
+        scale=layer.scale,
         lam=float(lam),
         lam_star=0.0 if layer.mode == "dfi" else float(layer.lam * layer.lam_factor),
         alpha=float(alpha),
@@ -238,4 +238,5 @@ def _layer(layer: SFiAttention, x: Tensor, ptr: Tensor) -> LayerRecord:
 def _dense(adjacency: Adjacency) -> Tensor:
     """Ã as a matrix [n, n], queries (targets) down and keys (sources) across."""
     dense = torch.diag(adjacency.loop)
-    return dense.index_put((adjacency.target, adjacency.source), adjacency.weight, accumulate=True)
+    order = adjacency.order
+    return dense.index_put((order.target, order.source), adjacency.weight, accumulate=True)

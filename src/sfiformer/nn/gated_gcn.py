@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from sfiformer.attention import EdgeOrder
+from sfiformer.attention.widths import by_parts
 from sfiformer.nn.gated_sum import gated_sum
 from sfiformer.nn.norms import BatchNorm
 
@@ -66,7 +67,9 @@ class GatedGCN(nn.Module):
         if order is None:
             order = EdgeOrder.of(edge_index, x.size(0))
         pe_gate = None if self.pe_gate is None else self.pe_gate(distance)  # [E, 1]
-        x_hat, e_hat = gated_sum(self.node_projection(x), self.edge_projection(e), pe_gate, order)
+        nodes = by_parts(self.node_projection, x, 4).flatten(1)
+        edges = by_parts(self.edge_projection, e, 1).flatten(1)
+        x_hat, e_hat = (part[:, : self.dim] for part in gated_sum(nodes, edges, pe_gate, order))
         x = self._update(x, self.node_norm, x_hat, real_nodes)
         if self.update_edges:
             e = self._update(e, self.edge_norm, e_hat, real_edges)

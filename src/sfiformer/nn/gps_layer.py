@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from sfiformer.attention import SFiAttention
+from sfiformer.attention.widths import Linear
 from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS
@@ -62,10 +63,10 @@ class GPSLayer(nn.Module):
         self.attention = make_attention(config) if config.attention != "none" else None
         self.attention_norm = make_norm(config.norm, dim) if config.attention != "none" else None
         self.feed_forward = nn.Sequential(
-            nn.Linear(dim, 2 * dim),
+            Linear(dim, 2 * dim),
             ACTIVATIONS[config.activation](),
             nn.Dropout(config.dropout),
-            nn.Linear(2 * dim, dim),
+            Linear(2 * dim, dim),
         )
         self.norm = make_norm(config.norm, dim)
 

@@ -46,7 +46,8 @@ class Replay:
             self._runs[shapes] = self._runs.get(shapes, 0) + 1
             if self._runs[shapes] <= WARM_UPS:
                 return self._plainly(shapes, sent)
-            self._captured[shapes] = _Captured(lambda static: self._plainly(shapes, static), sent)
+            before = next(iter(self._captured.values()), None)
+            self._captured[shapes] = _Captured(lambda static: self._plainly(shapes, static), sent, before)
         return self._captured[shapes](sent)
 
     def _plainly(self, shapes: Sequence[BatchShape], ids: Tensor) -> tuple[Tensor, ...]:
@@ -55,16 +56,14 @@ class Replay:
 
 
 class _Captured:
-    """A function of one tensor as a CUDA graph. All share their memory: they run one after the other."""
+    """A function of one tensor as a CUDA graph, in the memory of another: they run one after the other."""
 
-    pool = None
-
-    def __init__(self, function: Callable[[Tensor], tuple[Tensor, ...]], example: Tensor) -> None:
-        if _Captured.pool is None:
-            _Captured.pool = torch.cuda.graph_pool_handle()
+    def __init__(
+        self, function: Callable[[Tensor], tuple[Tensor, ...]], example: Tensor, other: "_Captured | None"
+    ) -> None:
         self.input = example.clone()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=_Captured.pool):
+        with torch.cuda.graph(self.graph, pool=None if other is None else other.graph.pool()):
             self.outputs = function(self.input)
 
     def __call__(self, value: Tensor) -> tuple[Tensor, ...]:

@@ -1,0 +1,75 @@
+"""Padding to widths that a GPU likes; here the CPU is told to like them too."""
+
+import pytest
+import torch
+
+from sfiformer import SFiAttention
+from sfiformer.attention import widths
+from sfiformer.attention.widths import Linear, by_parts, widened
+from sfiformer.nn.gated_gcn import GatedGCN
+
+
+@pytest.fixture
+def gpu_like(monkeypatch):
+    """Padding as on a GPU, in all modules that pad."""
+
+    def wide(width, like):
+        return -(-width // widths.MULTIPLE) * widths.MULTIPLE
+
+    for module in ("sfiformer.attention.widths", "sfiformer.attention.layer"):
+        monkeypatch.setattr(f"{module}.wide", wide)
+
+
+def gradients(module, out):
+    return torch.autograd.grad(out.square().sum(), list(module.parameters()), allow_unused=True)
+
+
+def compare(module, call, request):
+    expected = call()
+    true = gradients(module, expected)
+    request.getfixturevalue("gpu_like")
+    out = call()
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(gradients(module, out), true)
+
+
+def test_widened():
+    x = torch.ones(2, 3, 5)
+    y = widened(x, 4, 8)
+    assert y.shape == (2, 4, 8)
+    assert torch.equal(y[:, :3, :5], x)
+    assert y.sum() == x.sum()
+    assert widened(x, 3, 5) is x
+
+
+@pytest.mark.parametrize("width", [8, 11])
+def test_linear(width, request):
+    layer, x = Linear(5, width).double(), torch.randn(4, 5, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+    compare(layer, lambda: layer(x), request)
+
+
+def test_parts_have_zeros_behind_them(gpu_like):
+    layer, x = torch.nn.Linear(5, 2 * 11), torch.randn(4, 5)
+    parts = by_parts(layer, x, 2)
+    assert parts.shape == (4, 2, 16)
+    assert not parts[..., 11:].any()
+    torch.testing.assert_close(parts[..., :11].flatten(1), layer(x))
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "dfi"}, {"adjacency": False, "friction": "tied"}])
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_attention(settings, qk_norm, request):
+    torch.manual_seed(0)
+    layer = SFiAttention(11, 3, qk_norm=qk_norm, **settings).double()
+    x, ptr = torch.randn(9, 11, dtype=torch.float64), torch.tensor([0, 4, 9])
+    edges = torch.tensor([[0, 1, 5], [1, 0, 6]])
+    compare(layer, lambda: layer(x, edges, ptr), request)
+
+
+def test_gated_gcn(request):
+    torch.manual_seed(0)
+    layer = GatedGCN(11).double()
+    x, e = torch.randn(9, 11, dtype=torch.float64), torch.randn(3, 11, dtype=torch.float64)
+    edges = torch.tensor([[0, 1, 5], [1, 0, 6]])
+    compare(layer, lambda: torch.cat(layer(x, e, edges)), request)
