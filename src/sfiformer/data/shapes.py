@@ -45,7 +45,7 @@ class BatchShape:
         if not self.filler:
             return (len(sizes), nodes, edges, links) == (self.graphs, self.nodes, self.edges, self.links)
         padding = -(-(self.nodes - nodes) // self.filler)  # graphs
-        return (
+        return bool(
             nodes < self.nodes
             and edges <= self.edges
             and links <= self.links
@@ -80,7 +80,7 @@ def filler_nodes(store: GraphStore) -> int:
 
 
 class Ladder:
-    """The few shapes that the batches of a store are padded to.
+    """The few shapes that batches of up to `batch_size` graphs of a store (a rank's share) are padded to.
 
     Rung m holds m times the nodes, edges and links of the average batch, rounded up to multiples of 64, with
     room for the padding graphs of a batch with a fifth fewer nodes than the rung below has (64 at least, if so

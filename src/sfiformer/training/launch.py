@@ -12,7 +12,7 @@ from sfiformer import ranks
 from sfiformer.config import ExperimentConfig
 from sfiformer.nn.model import SFiFormer, load_dense
 from sfiformer.training.checkpoint import Checkpoints, read_state
-from sfiformer.training.distributed import leads, leave, make_fabric, products
+from sfiformer.training.distributed import leads, leave, make_fabric, one_voice, products
 from sfiformer.training.inference import load_checkpoint
 from sfiformer.training.interruption import Interrupted
 from sfiformer.training.metrics_log import MetricsLog
@@ -66,6 +66,7 @@ def train(
             with run.writing():
                 values = checkpoints.open()
         fabric.launch()
+        stack.enter_context(one_voice())
         prepared = prepared or prepare(config)  # rank 0 has left what takes long in the caches
         if fabric.broadcast(values is not None) and values is None:
             values = read_state(run.path / "last")
@@ -131,13 +132,11 @@ def _model(
 def make_optimizer(
     model: SFiFormer, config: ExperimentConfig, values: dict[str, Any] | None = None
 ) -> torch.optim.AdamW:
-    """AdamW for the model where it lies, continued from the values of a checkpoint if there are any."""
+    """AdamW for the model where it lies; `values` of a checkpoint take it up where that was written."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device = trained[0].device
     settings: dict[str, Any] = {"lr": config.optim.lr, "weight_decay": config.optim.weight_decay}
-    if (
-        device.type == "cuda"
-    ):  # one kernel, which a CUDA graph can hold: it reads the learning rate from the device
+    if device.type == "cuda":  # one kernel that a CUDA graph can hold, with the learning rate on the device
         settings |= {"lr": torch.tensor(config.optim.lr, device=device), "fused": True, "capturable": True}
     optimizer = torch.optim.AdamW(trained, **settings)
     if values is not None:
