@@ -180,6 +180,9 @@ def report(arguments: argparse.Namespace) -> str:
         *header(device, PyG=torch_geometric.__version__, NumPy=np.__version__),
         f"numbers   precision {arguments.precision}",
     ]
+    torch.eye(8, device=device) @ torch.eye(
+        8, device=device
+    )  # work space of the library is no model's memory
     checks: list[str] = []
     for shape in arguments.shapes:
         print(f"measuring {shape} …", file=sys.stderr, flush=True)
@@ -188,6 +191,7 @@ def report(arguments: argparse.Namespace) -> str:
         parts, data_share = table.breakdowns()
         lines += [*table.lines(), *parts]
         checks += table.requirements(data_share)
+        del table  # frees the models and their captures, ends the workers
     return "\n".join([*lines, "", "requirements", *checks] if checks else lines)
 
 

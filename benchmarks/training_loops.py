@@ -15,6 +15,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GPSConv, ResGatedGraphConv, global_mean_pool
 
 from breakdown import DATA
+from sfiformer.data.shapes import BatchShape
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.encoders import (
     ATOM_VOCABULARY,
@@ -65,6 +66,7 @@ class Ours(Loop):
     ) -> None:
         config = replace(problem.config, model=replace(problem.config.model, attention=attention))
         fabric = make_fabric(config.trainer)
+        fabric.launch()
         torch.manual_seed(0)
         self.model = SFiFormer(config.model).to(device).train()
         loss, _ = objective(config, problem.task)
@@ -104,7 +106,7 @@ class Ours(Loop):
             shape = self.replay.ladder.shape(graphs) if self.captured else None
             self._plainly(graphs, shape)
 
-    def _plainly(self, graphs: np.ndarray, shape=None) -> Tensor:
+    def _plainly(self, graphs: np.ndarray, shape: BatchShape | None = None) -> Tensor:
         with record_function(DATA):
             batch = self.store.batch(graphs, shape)
         return self.step([batch])
