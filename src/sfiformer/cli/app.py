@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from sfiformer.cli import data, evaluate, predict, presets, train
+from sfiformer.cli import data, evaluate, predict, presets, suite, train
 from sfiformer.errors import UserError
 from sfiformer.schema import nearest
 
@@ -23,6 +23,7 @@ evaluate.register(app)
 predict.register(app)
 presets.register(app)
 data.register(app)
+suite.register(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
