@@ -18,7 +18,8 @@ Name = Annotated[
     str, typer.Argument(metavar="NAME|FILE", help="A suite that `sfi suite list` shows, or a YAML file.")
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="The suite's folder; runs/suites/NAME if not given.")
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="The suite's folder; runs/suites/NAME if not given."),
 ]
 
 RUN_HELP = """Train all runs of a suite, several at a time; what is finished already is skipped.
@@ -33,11 +34,11 @@ The settings below are for all runs, on top of what the suite says."""
 def list_suites(debug: Debug = False) -> None:
     """The suites that come with the package."""
     from sfiformer.suites import read_suite, suite_names
-    from sfiformer.suites.plan import plan
+    from sfiformer.suites.plan import places
 
     for name in suite_names():
         suite = read_suite(name)
-        print(f"{name:16} {len(plan(suite)):4} runs  {suite.title}")
+        print(f"{name:16} {len(places(suite)):4} runs  {suite.title}")
 
 
 def run(
@@ -52,7 +53,9 @@ def run(
     ] = None,
     engine: Annotated[
         Literal["local", "slurm"],
-        typer.Option("--engine", metavar="local|slurm", help="On this machine, or each run a job of a cluster."),
+        typer.Option(
+            "--engine", metavar="local|slurm", help="On this machine, or each run a job of a cluster."
+        ),
     ] = "local",
     slurm: Annotated[
         list[str] | None,
@@ -88,7 +91,13 @@ def run(
     from sfiformer.suites import run_suite
 
     code = run_suite(
-        suite, out, jobs=jobs, engine=engine, only=only or (), overrides=overrides, slurm=_parameters(slurm or [])
+        suite,
+        out,
+        jobs=jobs,
+        engine=engine,
+        only=only or (),
+        overrides=overrides,
+        slurm=_parameters(slurm or []),
     )
     raise SystemExit(code)
 

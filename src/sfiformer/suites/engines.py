@@ -123,9 +123,7 @@ class SlurmEngine:
         try:
             self.executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         except RuntimeError as error:
-            raise UserError(
-                f"--engine slurm: {error}; run this on a machine where sbatch works"
-            ) from None
+            raise UserError(f"--engine slurm: {error}; run this on a machine where sbatch works") from None
         self.parameters = {"timeout_min": 24 * 60, "cpus_per_task": 4, "name": "sfi-suite", **parameters}
         self.jobs = jobs or 1000
 

@@ -45,22 +45,27 @@ def run_suite(
     with folder.claim():
         record = folder.record(suite.name)
         record.overrides = overrides
-        place: Engine
-        if engine == "slurm":
-            place = SlurmEngine(folder.path / "slurm", jobs, dict(slurm or {}))
-        else:
-            place = LocalEngine(jobs)
         display = Display()
-        scheduler = Scheduler(runs, folder, record, place, display)
+        scheduler = Scheduler(runs, folder, record, _engine(engine, folder, jobs, slurm), display)
         tasks = scheduler.run()
     left = sum(task.state in ("waiting", "stopped") for task in tasks.values())
     failed = [name for name, task in tasks.items() if task.state == "failed"]
     if scheduler.signal:
         name = signal.Signals(scheduler.signal).name
-        display.say(f"stopped by {name}; {left} runs are left, with their checkpoints: the same command goes on")
+        display.say(
+            f"stopped by {name}; {left} runs are left, with their checkpoints: the same command goes on"
+        )
         return 128 + scheduler.signal
     if failed:
-        display.say(f"{len(failed)} of {len(tasks)} runs failed: {', '.join(failed)}; logs: {folder.path / 'logs'}")
+        display.say(
+            f"{len(failed)} of {len(tasks)} runs failed: {', '.join(failed)}; logs: {folder.path / 'logs'}"
+        )
     else:
         display.say(f"all {len(tasks)} runs are finished: {folder.path}")
     return 1 if failed else 0
+
+
+def _engine(name: str, folder: SuiteFolder, jobs: int | None, slurm: Mapping[str, Any] | None) -> Engine:
+    if name == "slurm":
+        return SlurmEngine(folder.path / "slurm", jobs, dict(slurm or {}))
+    return LocalEngine(jobs)

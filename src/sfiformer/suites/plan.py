@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,15 @@ class Run:
     def arguments(self, out: Path) -> list[str]:
         """What follows `sfi` on the command line that trains this run under the folder `out`."""
         start = ["--init-from", str(out / RUNS / self.needs)] if self.needs else []
-        return ["train", self.preset, *as_options(self.settings), *start, "--out", str(out / RUNS / self.name), "--resume"]
+        return [
+            "train",
+            self.preset,
+            *as_options(self.settings),
+            *start,
+            "--out",
+            str(out / RUNS / self.name),
+            "--resume",
+        ]
 
 
 def run_name(dataset: str, model: str, seed: int) -> str:
@@ -59,17 +68,19 @@ def plan(suite: Suite, overrides: Mapping[str, Any] | None = None) -> dict[str, 
     Raises:
         ValueError: a setting that is not one, with the place in the suite where it stands.
     """
-    runs: dict[str, Run] = {}
+    presets = {name: read_preset(dataset.preset) for name, dataset in suite.datasets.items()}
+    runs = [_run(suite, *place, presets, overrides or {}) for place in places(suite)]
+    return {run.name: run for run in runs}
+
+
+def places(suite: Suite) -> list[tuple[str, str, int]]:
+    """Dataset, model and seed of every run of a suite, once each; what others start from comes before them."""
+    found: dict[tuple[str, str, int], None] = {}
     for group in suite.groups:
-        for dataset in group.datasets:
-            for seed in group.seeds:
-                for model in group.models:
-                    source = suite.models[model].init_from
-                    for name in (source, model):
-                        if name is not None and run_name(dataset, name, seed) not in runs:
-                            run = _run(suite, dataset, name, seed, overrides or {})
-                            runs[run.name] = run
-    return runs
+        for dataset, seed, model in product(group.datasets, group.seeds, group.models):
+            source = suite.models[model].init_from
+            found |= {(dataset, name, seed): None for name in (source, model) if name is not None}
+    return list(found)
 
 
 def select(runs: Mapping[str, Run], patterns: Iterable[str]) -> dict[str, Run]:
@@ -79,9 +90,7 @@ def select(runs: Mapping[str, Run], patterns: Iterable[str]) -> dict[str, Run]:
         return dict(runs)
     chosen = {name for name in runs if any(p in name or fnmatch(name, p) for p in patterns)}
     if not chosen:
-        raise UserError(
-            f"no run's name fits {' or '.join(patterns)}; the names are like {next(iter(runs))}"
-        )
+        raise UserError(f"no run's name fits {' or '.join(patterns)}; the names are like {next(iter(runs))}")
     chosen |= {runs[name].needs or name for name in chosen}
     return {name: run for name, run in runs.items() if name in chosen}
 
@@ -127,7 +136,14 @@ def as_options(settings: Mapping[str, Any]) -> list[str]:
     return [part for key, value in settings.items() for part in (f"--{key}", as_text(value))]
 
 
-def _run(suite: Suite, dataset: str, model: str, seed: int, overrides: Mapping[str, Any]) -> Run:
+def _run(
+    suite: Suite,
+    dataset: str,
+    model: str,
+    seed: int,
+    presets: Mapping[str, list[Layer]],
+    overrides: Mapping[str, Any],
+) -> Run:
     layers = {
         f"{suite.place}: settings": suite.settings,
         f"{suite.place}: datasets.{dataset}.settings": suite.datasets[dataset].settings,
@@ -138,15 +154,14 @@ def _run(suite: Suite, dataset: str, model: str, seed: int, overrides: Mapping[s
     for place, values in list(layers.items())[:-1]:
         if "seed" in values:
             raise ValueError(f"{place}: seed is {values['seed']!r}, but seeds are set by the seeds of runs")
-    preset = suite.datasets[dataset].preset
     source = suite.models[model].init_from
     nested = [Layer(place, expand(values)) for place, values in layers.items()]
     return Run(
         dataset=dataset,
         model=model,
         seed=seed,
-        preset=preset,
+        preset=suite.datasets[dataset].preset,
         settings={key: value for values in layers.values() for key, value in flat(expand(values)).items()},
-        config=build(ExperimentConfig, [*read_preset(preset), *nested]),
+        config=build(ExperimentConfig, [*presets[dataset], *nested]),
         needs=None if source is None else run_name(dataset, source, seed),
     )

@@ -105,9 +105,7 @@ def read_suite(name: str) -> Suite:
     except OSError as error:
         raise ValueError(f"cannot read the suite file {name}: {error.strerror}") from None
     suite = _suite(parse_yaml(text, name), Path(name).stem, name)
-    return replace(
-        suite, datasets={key: _beside(Path(name), entry) for key, entry in suite.datasets.items()}
-    )
+    return replace(suite, datasets={key: _beside(Path(name), entry) for key, entry in suite.datasets.items()})
 
 
 def _beside(file: Path, dataset: SuiteDataset) -> SuiteDataset:
@@ -121,9 +119,7 @@ def _suite(values: dict[str, Any], name: str, place: str) -> Suite:
     known = ("title", "settings", "datasets", "models", "runs")
     for key in values:
         if key not in known:
-            raise ValueError(
-                f"{place}: there is no key {key!r}; did you mean {nearest(str(key), known)!r}?"
-            )
+            raise ValueError(f"{place}: there is no key {key!r}; did you mean {nearest(str(key), known)!r}?")
     runs = values.get("runs")
     if not isinstance(runs, list) or not runs:
         raise ValueError(f"{place}: runs must be a list of at least one entry, not {runs!r}")
@@ -163,9 +159,7 @@ def _named(cls: type[T], values: Any, where: str) -> dict[str, T]:
 def _entry(cls: type[T], values: Any, where: str) -> T:
     """Mappings from names that are not fixed (settings, curves) are read here, all else by the schema."""
     values = _mapping(values, where)
-    free = {
-        key: _mapping(values[key], f"{where}.{key}") for key in ("settings", "curves") if key in values
-    }
+    free = {key: _mapping(values[key], f"{where}.{key}") for key in ("settings", "curves") if key in values}
     names = {entry.name for entry in fields(cls)}  # type: ignore[arg-type]
     rest = {key: value for key, value in values.items() if not (key in free and key in names)}
     made = build(cls, [Layer(where, rest)])
