@@ -21,7 +21,7 @@ def test_the_equations_of_the_layer():
     local, new_e = layer.local(x, e, EDGES)
     attended = layer.attention(x, EDGES, GRAPHS.ptr)
     h = layer.local_norm(local, GRAPHS) + layer.attention_norm(x + attended, GRAPHS)
-    wide, _, _, narrow, _ = layer.feed_forward
+    wide, _, _, narrow = layer.feed_forward
     wanted = layer.norm(h + narrow(torch.nn.functional.gelu(wide(h))), GRAPHS)
     out_x, out_e = layer(x, e, Structure(EDGES, GRAPHS))
     torch.testing.assert_close(out_x, wanted)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sfiformer.attention import kernels
 from sfiformer.attention.chunks import chunks
 from sfiformer.attention.inputs import require_finite, require_ptr, require_shapes
 from sfiformer.flow import checks
@@ -19,17 +22,35 @@ def dfi_attention(
     *,
     scale: float | None = None,
     dropout_p: float = 0.0,
+    max_nodes: int | None = None,
     check: bool | None = None,
 ) -> Tensor:
     """Σ_j softmax_j(q_i·k_j · scale) v_j over the nodes j of i's graph: [nodes, heads, width of v].
 
-    What `sfi_attention` tends to for λ = 0 and α = ∞, through `torch.nn.functional.scaled_dot_product_attention`, on graphs
-    of equal size at a time and so without padding.
+    What `sfi_attention` tends to for λ = 0 and α = ∞: through the same kernels on a GPU, and else through
+    `torch.nn.functional.scaled_dot_product_attention`, on graphs of equal size at a time and so without padding.
     """
     require_shapes(ptr, dropout_p, q=q, k=k, v=v)
     if checks.wanted(check, q):
-        require_ptr(ptr, len(q))
+        require_ptr(ptr, len(q), max_nodes)
         require_finite(q=q, k=k, v=v)
+    if q.dtype == k.dtype == v.dtype:
+        fused = kernels.attend(
+            q,
+            k,
+            v,
+            None,
+            None,
+            ptr,
+            torch.zeros(len(ptr) - 1, device=q.device),
+            alpha=math.inf,
+            potential=False,
+            scale=q.shape[-1] ** -0.5 if scale is None else scale,
+            dropout_p=dropout_p,
+            max_nodes=max_nodes,
+        )
+        if fused is not None:
+            return fused
     outs, places = [v[:0]], []
     for chunk in chunks(ptr, q.shape[1], chunk_size=1 << 24):
         nodes = chunk.nodes(q.device)

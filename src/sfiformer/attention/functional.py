@@ -7,7 +7,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from sfiformer.attention.inputs import require_shapes, require_values
+from sfiformer.attention import kernels
+from sfiformer.attention.inputs import require_finite, require_shapes, require_values
 from sfiformer.attention.packed import packed_attention
 from sfiformer.flow import checks
 from sfiformer.flow.problem import Scaling, Solver, flows_from_scores
@@ -50,7 +51,7 @@ def sfi_attention(
         dropout_p: probability with which a flow is dropped (the others grow by 1/(1 − p)); set 0 for evaluation.
         solver: ``"exact"``, ``"proximal"`` (the paper's iteration) or a `sfiformer.flow.Proximal`.
         return_flows: also return the flows before dropout, a list of [heads, n, n], one for each graph.
-        max_nodes: size of the largest graph, where the caller knows it; the plain version only checks it.
+        max_nodes: size of the largest graph, where the caller knows it; on a GPU, asking would wait for the device.
         check: look at values and raise on bad ones; by default on the CPU only.
         deterministic: ask for a bitwise repeatable backward; it always is, there are no atomics.
 
@@ -76,9 +77,25 @@ def sfi_attention(
     tensors = (q, k, v, q_friction, k_friction)
     common = reduce(torch.promote_types, (x.dtype for x in tensors))
     q, k, v, q_friction, k_friction = (x.to(common) for x in tensors)
+    tensors, potential = (q, k, v, q_friction, k_friction), scaling == "potential"
+    if look and kernels.usable(q):  # on other devices the plain operator looks
+        require_values(v, ptr, lam, max_nodes)
+        require_finite(q=q, k=k, q_friction=q_friction, k_friction=k_friction)
+    fused = kernels.attend(
+        *tensors,
+        ptr,
+        lam,
+        alpha=float(alpha),
+        potential=potential,
+        scale=scale,
+        dropout_p=dropout_p,
+        max_nodes=max_nodes,
+    )
+    if fused is not None:
+        return fused.to(dtype)
     seed = torch.randint(1 << 62, ()) if dropout_p else torch.zeros((), dtype=torch.int64)
-    options = (float(alpha), scaling == "potential", scale, dropout_p, max_nodes, look)
-    return packed_attention(q, k, v, q_friction, k_friction, ptr, lam, seed, *options)[0].to(dtype)
+    options = (float(alpha), potential, scale, dropout_p, max_nodes, look)
+    return packed_attention(*tensors, ptr, lam, seed, *options)[0].to(dtype)
 
 
 def _graph_by_graph(

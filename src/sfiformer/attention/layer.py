@@ -162,7 +162,7 @@ class SFiAttention(nn.Module):
         dropout_p = self.dropout if self.training else 0.0
         q, k, q_friction, k_friction = self._scores(x)
         if self.mode == "dfi":
-            return dfi_attention(q, k, values, ptr, dropout_p=dropout_p)
+            return dfi_attention(q, k, values, ptr, dropout_p=dropout_p, max_nodes=max_nodes)
         out = sfi_attention(
             q,
             k,

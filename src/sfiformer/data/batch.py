@@ -19,14 +19,21 @@ class GraphBatch:
     and is sorted by destination (row 1). A field is an attribute of its own name: `batch.x` [N, F],
     `batch.edge_attr` [E, F], `batch.y`, `batch.lappe_vectors` [N, k] and so on. `x`, `edge_attr` and `y` are
     None where absent, any other absent name is an AttributeError, as on PyG's `Data`.
+
+    A batch may be padded to a given shape (`BatchShape`): then more graphs, their nodes and edges come after the
+    real ones, with `graph_ids` -1 and all targets missing. Any other batch has None for `real_nodes` and so on.
     """
 
     edge_index: Tensor  # [2, E] int64
     batch: Tensor  # [N] int64, the graph of each node, as a position in this batch
     ptr: Tensor  # [num_graphs + 1] int64
     graph_ids: Tensor  # [num_graphs] int64, each graph's index in its store
-    max_nodes: int  # nodes of the largest graph, known without asking the device
+    max_nodes: int  # nodes of the largest graph at most, known without asking the device
     fields: dict[str, Tensor]
+    real_nodes: Tensor | None  # [] int64, in a padded batch: the rows after these are padding
+    real_edges: Tensor | None
+    real_graphs: Tensor | None
+    edges_by_target = True  # edge_index ascends in row 1: see `EdgeOrder.of`
 
     def __init__(
         self,
@@ -37,6 +44,9 @@ class GraphBatch:
         graph_ids: Tensor,
         max_nodes: int,
         fields: dict[str, Tensor],
+        real_nodes: Tensor | None = None,
+        real_edges: Tensor | None = None,
+        real_graphs: Tensor | None = None,
     ) -> None:
         self.edge_index = edge_index
         self.batch = batch
@@ -44,6 +54,7 @@ class GraphBatch:
         self.graph_ids = graph_ids
         self.max_nodes = max_nodes
         self.fields = fields
+        self.real_nodes, self.real_edges, self.real_graphs = real_nodes, real_edges, real_graphs
 
     @property
     def num_graphs(self) -> int:
@@ -88,6 +99,7 @@ class GraphBatch:
         return self._rebuild(Tensor.pin_memory, self.fields)
 
     def _rebuild(self, move: Callable[[Tensor], Tensor], fields: dict[str, Tensor]) -> GraphBatch:
+        real = {name: getattr(self, name) for name in ("real_nodes", "real_edges", "real_graphs")}
         return GraphBatch(
             edge_index=move(self.edge_index),
             batch=move(self.batch),
@@ -95,6 +107,7 @@ class GraphBatch:
             graph_ids=move(self.graph_ids),
             max_nodes=self.max_nodes,
             fields={name: move(tensor) for name, tensor in fields.items()},
+            **{name: None if tensor is None else move(tensor) for name, tensor in real.items()},
         )
 
     def __repr__(self) -> str:

@@ -13,6 +13,8 @@ from torch import Tensor
 from sfiformer.data import checks, files, pyg
 from sfiformer.data.batch import GraphBatch
 from sfiformer.data.dtypes import narrow, widen
+from sfiformer.data.gather import Tables, gather
+from sfiformer.data.shapes import BatchShape, exact_shape, graph_sizes
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -78,6 +80,7 @@ class GraphStore:
         """A store of tensors that a sound store held: nothing is checked or converted again."""
         store = cls.__new__(cls)
         store.__dict__.update(parts)
+        store.__dict__.pop("_tables", None)  # of the store that the parts come from
         return store
 
     @classmethod
@@ -200,13 +203,41 @@ class GraphStore:
             parts["link"] = {name: _take(tensor, links) for name, tensor in self.link.items()}
         return self._from_parts(parts)
 
-    def batch(self, indices: Indices) -> GraphBatch:
-        """Gathers the graphs `indices`, in any order and with repeats if so asked.
+    @property
+    def tables(self) -> Tables:
+        """What `gather` reads, made when first asked for; the fields of this store become views of it."""
+        if "_tables" not in self.__dict__:
+            self._tables = tables = Tables.of(self)
+            self.edge_index = tables.edge_index[:, : self.num_edges]
+            for fields, extended in (
+                (self.node, tables.node),
+                (self.edge, tables.edge),
+                (self.graph, tables.graph),
+            ):
+                for name, tensor in fields.items():
+                    if extended[name].dtype == tensor.dtype:
+                        fields[name] = extended[name][: len(tensor)]
+        return self._tables
+
+    def batch(self, indices: Indices, shape: BatchShape | None = None) -> GraphBatch:
+        """Gathers the graphs `indices`, in any order and with repeats if so asked, padded to `shape` if given.
 
         The number of tensor operations does not depend on that of the graphs, and none waits for the device.
         """
         chosen = self._host(indices)
-        graph_ids = torch.from_numpy(chosen).to(self.device, non_blocking=True)
+        if shape is not None or self.device.type != "cpu":
+            sizes = graph_sizes(self, chosen)
+            if shape is None:
+                shape = exact_shape(sizes)
+            elif not shape.holds(sizes):
+                raise ValueError(f"{shape} does not hold {exact_shape(sizes)}; choose one with a Ladder")
+            slots = torch.from_numpy(shape.slots(chosen))
+            return gather(self, slots.to(self.device, non_blocking=True), shape)
+        return self._host_batch(chosen)
+
+    def _host_batch(self, chosen: np.ndarray) -> GraphBatch:
+        """On a CPU NumPy plans faster than PyTorch."""
+        graph_ids = torch.from_numpy(chosen)
         ptr, nodes, batch = self._rows(self.node_ptr, chosen, np.arange(len(chosen)))
         # Local ids become ids within the batch in int32: on a CPU, memory traffic is what a batch costs.
         first = ptr[:-1].astype(np.int32)
@@ -225,7 +256,7 @@ class GraphStore:
         return GraphBatch(
             edge_index=edge_index,
             batch=batch,
-            ptr=torch.from_numpy(ptr).to(self.device, non_blocking=True),
+            ptr=torch.from_numpy(ptr),
             graph_ids=graph_ids,
             max_nodes=int(np.diff(ptr).max(initial=0)),
             fields=fields,

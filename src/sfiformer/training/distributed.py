@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from lightning.fabric import Fabric
@@ -34,8 +36,19 @@ def make_fabric(settings: TrainerConfig) -> Fabric:
         devices=devices,
         num_nodes=nodes,
         strategy=DDPStrategy() if devices * nodes > 1 else "auto",
-        precision="32-true" if settings.precision == "32" else settings.precision,
+        precision="bf16-mixed" if settings.precision == "bf16-mixed" else "32-true",
     )
+
+
+@contextmanager
+def products(precision: str) -> Iterator[None]:
+    """Products of float32 matrices in TF32 within the block, where `precision` is tf32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def leads(fabric: Fabric) -> bool:

@@ -12,7 +12,7 @@ from sfiformer import ranks
 from sfiformer.config import ExperimentConfig
 from sfiformer.nn.model import SFiFormer, load_dense
 from sfiformer.training.checkpoint import Checkpoints, read_state
-from sfiformer.training.distributed import leads, leave, make_fabric
+from sfiformer.training.distributed import leads, leave, make_fabric, products
 from sfiformer.training.inference import load_checkpoint
 from sfiformer.training.interruption import Interrupted
 from sfiformer.training.metrics_log import MetricsLog
@@ -56,6 +56,7 @@ def train(
         stack.enter_context(
             torch.random.fork_rng(devices=[])
         )  # the caller's random numbers stay as they were
+        stack.enter_context(products(config.trainer.precision))
         prepared, values = None, None
         if lead:  # what can go wrong does so here, before other processes start
             stack.enter_context(run.claim(resume=resume))
@@ -131,11 +132,19 @@ def _optimizer(
     model: SFiFormer, config: ExperimentConfig, values: dict[str, Any] | None
 ) -> torch.optim.AdamW:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=config.optim.lr, weight_decay=config.optim.weight_decay)
+    device = trained[0].device
+    settings: dict[str, Any] = {"lr": config.optim.lr, "weight_decay": config.optim.weight_decay}
+    if (
+        device.type == "cuda"
+    ):  # one kernel, which a CUDA graph can hold: it reads the learning rate from the device
+        settings |= {"lr": torch.tensor(config.optim.lr, device=device), "fused": True, "capturable": True}
+    optimizer = torch.optim.AdamW(trained, **settings)
     if values is not None:
         optimizer.load_state_dict(values["optimizer"])
-        for group in optimizer.param_groups:  # a resumed run may have another
-            group["weight_decay"] = config.optim.weight_decay
+        for group in optimizer.param_groups:  # a resumed run may have others
+            group.update(settings)
+        for state in optimizer.state.values():  # or another device
+            state["step"] = state["step"].to(device)
     return optimizer
 
 

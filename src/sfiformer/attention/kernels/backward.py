@@ -52,12 +52,12 @@ def gradient_of_u(u, valid, gate, grad_log_kappa, norm_u):
     return tl.where(valid, -gate - tl.exp(u - norm_u[:, None]) * grad_log_kappa[:, None], 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["graphs", "stat_stride"])
 def query_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_q, grad_q_friction, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr,
-    POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    POTENTIAL: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries of one tile, and the sums of their rows."""
     head = tl.program_id(1)
@@ -69,9 +69,12 @@ def query_kernel(
         first = start * heads + head  # of the row's numbers
 
         s = scale * products(q + at, k + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION)
-        u = scale * products(
-            q_friction + at, k_friction + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION
-        )
+        if DENSE:
+            u = s * 0
+        else:
+            u = scale * products(
+                q_friction + at, k_friction + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION
+            )
         g = products(
             grad_out + value_at, v + value_at, rows, keys, n, value_stride, value_width, ROWS, KEYS, WIDTH, PRECISION
         )  # fmt: skip
@@ -105,20 +108,11 @@ def query_kernel(
         grad_log_kappa = pull - mean * (1 - tl.sum(z, 1))
         grad_s = gradient_of_s(s, valid, z, centred, pull, norm_s, POTENTIAL)
         combine(grad_s, k + at, keys, grad_q + at, rows, n, stride, width, scale, WIDTH, PRECISION)
-        grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
-        combine(
-            grad_u,
-            k_friction + at,
-            keys,
-            grad_q_friction + at,
-            rows,
-            n,
-            stride,
-            width,
-            scale,
-            WIDTH,
-            PRECISION,
-        )
+        if not DENSE:
+            grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
+            combine(
+                grad_u, k_friction + at, keys, grad_q_friction + at, rows, n, stride, width, scale, WIDTH, PRECISION
+            )  # fmt: skip
         place = sums + first + rows * heads
         tl.store(place, g_top, mask=is_row)
         tl.store(place + stat_stride, offset, mask=is_row)
@@ -127,12 +121,12 @@ def query_kernel(
         tl.store(place + 4 * stat_stride, lift, mask=is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["graphs", "stat_stride"])
 def key_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr,
-    POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    POTENTIAL: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the keys and values of one tile of ROWS keys, with all (up to KEYS) queries of the graph on chip."""
     head = tl.program_id(1)
@@ -144,9 +138,22 @@ def key_kernel(
         first = start * heads + head  # of the row's numbers
 
         s = scale * products(q + at, k + at, queries, keys, n, stride, width, KEYS, ROWS, WIDTH, PRECISION)
-        u = scale * products(
-            q_friction + at, k_friction + at, queries, keys, n, stride, width, KEYS, ROWS, WIDTH, PRECISION
-        )
+        if DENSE:
+            u = s * 0
+        else:
+            u = scale * products(
+                q_friction + at,
+                k_friction + at,
+                queries,
+                keys,
+                n,
+                stride,
+                width,
+                KEYS,
+                ROWS,
+                WIDTH,
+                PRECISION,
+            )
         is_query = queries < n
         valid = is_query[:, None] & (keys < n)[None, :]
         pivot, level, steep, m, norm_s, norm_u = load_stats(
@@ -183,8 +190,9 @@ def key_kernel(
         combine(
             tl.trans(grad_s), q + at, queries, grad_k + at, keys, n, stride, width, scale, WIDTH, PRECISION
         )
-        grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
-        combine(
-            tl.trans(grad_u), q_friction + at, queries, grad_k_friction + at, keys, n, stride, width, scale,
-            WIDTH, PRECISION,
-        )  # fmt: skip
+        if not DENSE:
+            grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
+            combine(
+                tl.trans(grad_u), q_friction + at, queries, grad_k_friction + at, keys, n, stride, width, scale,
+                WIDTH, PRECISION,
+            )  # fmt: skip

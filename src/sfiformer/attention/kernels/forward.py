@@ -7,14 +7,14 @@ from sfiformer.attention.kernels.solving import row_sums, solve
 from sfiformer.attention.kernels.tiles import combine, kept, locate, products
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["graphs", "stat_stride"])  # they change from batch to batch
 def forward_kernel(
     q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed,
     log_alpha, scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr,
-    POTENTIAL: tl.constexpr, HARD: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    POTENTIAL: tl.constexpr, HARD: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries and one head, for graphs of MORE_THAN < n ≤ KEYS nodes."""
+    """One tile of queries and one head, for graphs of MORE_THAN < n ≤ KEYS nodes. DENSE: there is no friction, u = 0."""
     head = tl.program_id(1)
     start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
     if (first_row < n) & (n > MORE_THAN) & (n <= KEYS):
@@ -23,9 +23,12 @@ def forward_kernel(
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
 
         s = scale * products(q + at, k + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION)
-        u = scale * products(
-            q_friction + at, k_friction + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION
-        )
+        if DENSE:
+            u = s * 0
+        else:
+            u = scale * products(
+                q_friction + at, k_friction + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION
+            )
         valid = (keys < n)[None, :] & (rows >= 0)[:, None]
         strength = tl.load(lam + graph)
         scale0, s_ref, leak0, spill0, u_max, norm_s, norm_u = row_sums(

@@ -12,9 +12,6 @@ from torch import Tensor
 from sfiformer.attention.kernels.backward import key_kernel, query_kernel
 from sfiformer.attention.kernels.forward import forward_kernel
 
-MAX_WIDTH = 256  # of a head
-MAX_NODES = 1024  # of a graph whose rows stay on chip
-
 
 class Bucket(NamedTuple):
     """Graphs of up to ``keys`` nodes, in tiles of ``rows`` queries."""
@@ -33,15 +30,6 @@ BUCKETS = (
 )
 
 
-def serves(q: Tensor, v: Tensor, max_nodes: int) -> bool:
-    """Whether the kernels take these widths, dtypes and sizes."""
-    return (
-        q.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and max(q.shape[-1], v.shape[-1]) <= MAX_WIDTH
-        and max_nodes <= MAX_NODES
-    )
-
-
 def _launches(graphs: int, nodes: int, max_nodes: int) -> Iterator[tuple[Bucket, int, int]]:
     """The buckets in use, each with the size that it starts above and the number of its tiles (see `tiles.locate`)."""
     below = 0
@@ -51,20 +39,36 @@ def _launches(graphs: int, nodes: int, max_nodes: int) -> Iterator[tuple[Bucket,
         below = bucket.keys
 
 
-def _tile_options(bucket: Bucket, below: int, q: Tensor, potential: bool, dropout_p: float) -> dict[str, Any]:
-    """Compile-time settings. Where TF32 is not allowed, three TF32 products make one of float32's accuracy."""
+def _precision(bucket: Bucket, q: Tensor) -> str:
+    """Of the products. Where TF32 is not allowed, three TF32 products make one of float32's accuracy.
+
+    In long rows those three spill the registers; there, plain multiplications are faster.
+    """
+    if q.element_size() == 2:
+        return "ieee"
+    if torch.backends.cuda.matmul.allow_tf32:
+        return "tf32"
+    return "tf32x3" if bucket.keys <= 128 else "ieee"
+
+
+def _tile_options(
+    bucket: Bucket, below: int, q: Tensor, dense: bool, potential: bool, dropout_p: float
+) -> dict[str, Any]:
+    """Compile-time settings."""
     half = q.element_size() == 2
-    tf32 = torch.backends.cuda.matmul.allow_tf32
     return {
         "ROWS": bucket.rows,
         "KEYS": bucket.keys,
         "MORE_THAN": below,
         "WIDTH": 32 if half else 16,
         "POTENTIAL": potential,
+        "DENSE": dense,
         "DROPOUT": dropout_p > 0,
-        "PRECISION": "ieee" if half else "tf32" if tf32 else "tf32x3",
+        "PRECISION": _precision(bucket, q),
         "num_warps": bucket.warps,
         "num_stages": 2 if half else 1,
+        # The backward must find the forward's scores again, to the bit: no product may melt into a later subtraction.
+        "enable_fp_fusion": False,
     }
 
 
@@ -73,8 +77,8 @@ def fused_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_friction: Tensor,
-    k_friction: Tensor,
+    q_friction: Tensor | None,
+    k_friction: Tensor | None,
     ptr: Tensor,
     lam: Tensor,
     seed: Tensor,
@@ -84,13 +88,16 @@ def fused_attention(
     dropout_p: float,
     max_nodes: int,
 ) -> tuple[Tensor, Tensor]:
-    """Attention [N, heads, width of v], and eight numbers a row, [8, N, heads]. The plain twin is `packed_attention`."""
+    """Attention [N, heads, width of v], and eight numbers a row, [8, N, heads]. The plain twin is `packed_attention`.
+
+    Without q_friction and k_friction there is none of it (λ = 0): softmax attention where alpha is infinite.
+    """
     nodes, heads, width = q.shape
     out = torch.empty_like(v)
     stats = q.new_empty((8, nodes, heads), dtype=torch.float32)
     graphs = len(ptr) - 1
     for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
-        options = _tile_options(bucket, below, q, potential, dropout_p)
+        options = _tile_options(bucket, below, q, q_friction is None, potential, dropout_p)
         forward_kernel[(tiles, heads)](
             q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, 0.0 if math.isinf(alpha) else math.log(alpha),
             scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads,
@@ -105,8 +112,8 @@ def fused_attention_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_friction: Tensor,
-    k_friction: Tensor,
+    q_friction: Tensor | None,
+    k_friction: Tensor | None,
     ptr: Tensor,
     lam: Tensor,
     seed: Tensor,
@@ -116,15 +123,15 @@ def fused_attention_backward(
     dropout_p: float,
     max_nodes: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, q_friction, k_friction (empty where there are none) and lam."""
     nodes, heads, width = q.shape
-    grads = [torch.empty_like(x) for x in (q, k, v, q_friction, k_friction)]
-    of_q, of_k, of_v, of_q_friction, of_k_friction = grads
+    of_q, of_k, of_v, of_q_friction, of_k_friction = _like(q, k, v, q_friction, k_friction)
     sums = q.new_empty((5, nodes, heads), dtype=torch.float32)
     inputs = (q, k, v, q_friction, k_friction, grad_out.contiguous())
     graphs = len(ptr) - 1
     tail = (stats, sums, ptr, seed, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
     for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
-        options = _tile_options(bucket, below, q, potential, dropout_p)
+        options = _tile_options(bucket, below, q, q_friction is None, potential, dropout_p)
         grid = (tiles, heads)
         query_kernel[grid](*inputs, of_q, of_q_friction, *tail, **options)
         key_kernel[grid](*inputs, of_k, of_v, of_k_friction, *tail, **options)
@@ -145,13 +152,19 @@ def _(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_friction: Tensor,
-    k_friction: Tensor,
+    q_friction: Tensor | None,
+    k_friction: Tensor | None,
     ptr: Tensor,
     lam: Tensor,
     *args: Any,
 ) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(x) for x in (q, k, v, q_friction, k_friction, lam))
+    return *_like(q, k, v, q_friction, k_friction), torch.empty_like(lam)
+
+
+def _like(
+    q: Tensor, k: Tensor, v: Tensor, q_friction: Tensor | None, k_friction: Tensor | None
+) -> list[Tensor]:
+    return [q.new_empty(0) if x is None else torch.empty_like(x) for x in (q, k, v, q_friction, k_friction)]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -161,7 +174,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    dense = ctx.saved_tensors[3] is None
     *of_inputs, of_lam = fused_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
+    if dense:
+        of_inputs[3:] = [None, None]
     return *of_inputs, None, of_lam, *[None] * 6
 
 

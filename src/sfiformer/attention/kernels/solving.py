@@ -119,9 +119,12 @@ def solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max):
     """
     u_min = tl.min(tl.where(valid, u, float("inf")), 1)
     m, weight, friction, steep, eta, total = newton(s, u, valid, scale0, s_ref, leak0, u_max)
-    pivot = last_active(u, valid & (friction < eta[:, None]), u_min)
+    active = valid & (friction < eta[:, None])
+    pivot = last_active(u, active, u_min)
     scale = scale0 + (m - s_ref) + (pivot - u_max)
-    level = eta - tl.exp(tl.minimum(scale, 60.0))
+    # A pivot at the very edge of the active set keeps a level, whatever the last bit of its friction.
+    level = tl.maximum(eta - tl.exp(tl.minimum(scale, 60.0)), 1e-7 * eta)
+    level = tl.where(tl.max(active.to(tl.int32), 1) > 0, level, float("-inf"))
     log_leak = leak0 - (m - s_ref)
     z = weight * tl.maximum(eta[:, None] - friction, 0.0)
     if (tl.max(eta, 0) > GENTLE) | (tl.max(steep, 0) > 1e20):
