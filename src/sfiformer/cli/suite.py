@@ -83,7 +83,7 @@ def run(
     from sfiformer.suites import read_suite
     from sfiformer.suites.plan import plan, select
 
-    suite, overrides = read_suite(name), given(settings)
+    suite, overrides, parameters = read_suite(name), given(settings), _parameters(slurm or [])
     if dry_run:
         for planned in select(plan(suite, overrides), only or ()).values():
             print(shlex.join(["sfi", *planned.arguments(out or Path("runs", "suites", suite.name))]))
@@ -97,7 +97,7 @@ def run(
         engine=engine,
         only=only or (),
         overrides=overrides,
-        slurm=_parameters(slurm or []),
+        slurm=parameters,
     )
     raise SystemExit(code)
 

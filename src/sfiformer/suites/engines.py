@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -135,7 +135,7 @@ class SlurmEngine:
             job = self.executor.submit(TrainCommand(list(arguments), str(log.absolute())))
         except (NameError, TypeError, ValueError, RuntimeError) as error:  # each for another kind of mistake
             raise UserError(f"--slurm: submitit refused: {' '.join(str(error).split())}") from None
-        return SlurmJob(job)
+        return SlurmJob(job, log)
 
 
 @dataclass
@@ -143,12 +143,16 @@ class SlurmJob:
     """A cluster's job."""
 
     job: Any
-    stopped: bool = field(default=False)
+    log: Path
+    stopped: bool = False
 
     def poll(self) -> int | None:
         if not self.job.done():
             return None
         if self.job.exception() is not None:  # cancelled, out of time or memory: it left no exit code
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(f"sfi: the cluster's job {self.job.job_id} ended as {self.job.state}\n")
             return 128 + signal.SIGTERM if self.stopped else 1
         return max(self.job.results())
 

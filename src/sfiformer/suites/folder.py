@@ -109,7 +109,8 @@ class SuiteFolder:
 
 def failure(log: Path, code: int) -> str:
     """Why a process failed: the last line that it printed, or how it ended."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = [line.strip() for line in text.splitlines()]
     said = [line for line in lines if line and not line.startswith("$ ")]
     if code < 0:
         return f"killed by signal {-code}{' (out of memory?)' if code == -9 else ''}"

@@ -79,7 +79,9 @@ def places(suite: Suite) -> list[tuple[str, str, int]]:
     for group in suite.groups:
         for dataset, seed, model in product(group.datasets, group.seeds, group.models):
             source = suite.models[model].init_from
-            found |= {(dataset, name, seed): None for name in (source, model) if name is not None}
+            for name in (source, model):
+                if name is not None:
+                    found[dataset, name, seed] = None
     return list(found)
 
 
@@ -111,7 +113,7 @@ def differences(before: ExperimentConfig, now: ExperimentConfig) -> list[str]:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"optim": {"lr": 1}} → {"optim.lr": 1}."""
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{key}.")

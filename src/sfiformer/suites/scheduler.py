@@ -60,7 +60,7 @@ class Scheduler:
                 self.display.update(self.tasks)
         finally:
             for task in self._running():  # only where something went wrong here
-                task.job.kill()  # type: ignore[union-attr]
+                task.job.stop()  # type: ignore[union-attr]
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         return self.tasks
@@ -101,8 +101,12 @@ class Scheduler:
                     self._fail(task, f"it starts from {task.run.needs}, which failed")
                 if source.state != "finished":
                     continue
-            if self.folder.busy(name):  # say, of a suite that was killed a moment ago
+            if self.folder.busy(name):  # for instance that of a suite which was killed a moment ago
+                if not task.reason:
+                    task.reason = "another process is training in its folder"
+                    self.display.say(f"{name}: waiting, {task.reason}")
                 continue
+            task.reason = ""
             task.slot = min(free)
             task.job = self.engine.start(
                 task.run.arguments(self.folder.path),
