@@ -147,6 +147,8 @@ class Scheduler:
 
     def _stop(self) -> None:
         """The first signal asks the runs for a checkpoint, a second ends them at once."""
+        if self.signals and not any(task.stopping for task in self._running()):
+            self.display.say("stopping: the runs write their checkpoints; once more ends them at once")
         for task in self._running():
             assert task.job is not None
             if self.signals and not task.stopping:
