@@ -10,6 +10,7 @@ from sfiformer.figures import COLOURS, styled
 from sfiformer.schema import plain
 from sfiformer.suites.folder import SuiteFolder
 from sfiformer.suites.plan import Run, flat, run_name
+from sfiformer.suites.published import Figure as Mean
 from sfiformer.suites.results import Results, Row
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def curve_figure(results: Results, key: str, runs: Mapping[str, Run]) -> Figure 
                 axis.minorticks_off()
                 axis.set_xlabel(SYMBOLS.get(key, key))
             axes[0][column].legend(loc="best", fontsize=9)
+        figure.align_ylabels()
     return figure
 
 
@@ -94,7 +96,7 @@ def _draw_curve(axis: Axes, rows: Sequence[Row], at: Mapping[str, float], datase
             axis.errorbar(
                 [x for x, _ in points],
                 [figure.mean for _, figure in points],
-                yerr=[figure.sd or 0.0 for _, figure in points],
+                yerr=_spread(points),
                 label=label,
                 capsize=3,
                 **style,  # type: ignore[arg-type]
@@ -108,12 +110,12 @@ def _draw_zeros(axis: Axes, rows: Sequence[Row], at: Mapping[str, float], datase
     axis.errorbar(
         [x for x, _ in points],
         [figure.mean for _, figure in points],
-        yerr=[figure.sd or 0.0 for _, figure in points],
+        yerr=_spread(points),
         color=COLOURS[2],
         fmt="o-",
         capsize=3,
     )
-    axis.set_ylim(0, 1)
+    axis.set_ylim(0, 1.2 * max((figure.mean + (figure.sd or 0) for _, figure in points), default=0) or 1)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
@@ -137,6 +139,13 @@ def _gaps(folder: SuiteFolder, name: str, higher_is_better: bool) -> list[float]
     sign = 1 if higher_is_better else -1
     epochs = [record for record in folder.epochs(name) if None not in (record["train"], record["test"])]
     return [sign * (record["train"] - record["test"]) for record in epochs]
+
+
+def _spread(points: Sequence[tuple[float, Mean]]) -> list[float] | None:
+    """Error bars, where there is a standard deviation at all."""
+    if all(figure.sd is None for _, figure in points):
+        return None
+    return [figure.sd or 0.0 for _, figure in points]
 
 
 def _axes(figure: Figure, rows: int, columns: int) -> list[list[Axes]]:

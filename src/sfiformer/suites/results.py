@@ -12,6 +12,9 @@ from sfiformer.suites.published import Figure, Published, read_published
 from sfiformer.suites.suite import Group, Suite
 
 
+ABBREVIATIONS = {"f1": "F1", "ap": "AP", "mae": "MAE", "mrr": "MRR", "auc": "AUC", "roc": "ROC"}
+
+
 @dataclass(frozen=True)
 class Cell:
     """The runs of one model on one dataset."""
@@ -148,7 +151,8 @@ def _add_published(rows: list[Row], tables: Sequence[Published], group: Group) -
 def _metric(dataset: str, rows: Sequence[Row], tables: Sequence[Published]) -> str:
     for row in rows:
         for result in row.ours[dataset].results.values() if dataset in row.ours else ():
-            return f"{result['metric'].replace('_', ' ')} {'↑' if result['higher_is_better'] else '↓'}"
+            words = (ABBREVIATIONS.get(word, word) for word in result["metric"].split("_"))
+            return f"{' '.join(words)} {'↑' if result['higher_is_better'] else '↓'}"
     return next((table.metrics[dataset] for table in tables if dataset in table.metrics), "")
 
 

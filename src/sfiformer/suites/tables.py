@@ -132,7 +132,8 @@ def notes(results: Results) -> list[str]:
     ]
     if results.sources:
         lines.append(
-            "Published: figures of others, not computed here; a row without ours is not part of the suite."
+            "Published: figures of others, not computed here, from [1] where a row names no other source; a row "
+            "without ours is not part of the suite."
         )
         lines += [f"[{number}] {source}." for number, source in enumerate(results.sources, 1)]
     return [*lines, *results.group.notes]
