@@ -81,12 +81,12 @@ def run(
     **settings: str | None,
 ) -> None:
     from sfiformer.suites import read_suite
-    from sfiformer.suites.plan import plan, select
+    from sfiformer.suites.plan import default_out, plan, select
 
     suite, overrides, parameters = read_suite(name), given(settings), _parameters(slurm or [])
     if dry_run:
         for planned in select(plan(suite, overrides), only or ()).values():
-            print(shlex.join(["sfi", *planned.arguments(out or Path("runs", "suites", suite.name))]))
+            print(shlex.join(["sfi", *planned.arguments(out or default_out(suite))]))
         return
     from sfiformer.suites import run_suite
 

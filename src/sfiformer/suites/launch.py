@@ -8,14 +8,9 @@ from typing import Any, Literal
 from sfiformer.suites.display import Display
 from sfiformer.suites.engines import Engine, LocalEngine, SlurmEngine
 from sfiformer.suites.folder import SuiteFolder
-from sfiformer.suites.plan import plan, select
+from sfiformer.suites.plan import default_out, plan, select
 from sfiformer.suites.scheduler import Scheduler
 from sfiformer.suites.suite import Suite
-
-
-def default_out(suite: Suite) -> Path:
-    """The folder of a suite where the user does not say."""
-    return Path("runs") / "suites" / suite.name
 
 
 def run_suite(

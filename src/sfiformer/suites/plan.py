@@ -57,6 +57,11 @@ class Run:
         ]
 
 
+def default_out(suite: Suite) -> Path:
+    """The folder of a suite where the user does not say."""
+    return Path("runs") / "suites" / suite.name
+
+
 def run_name(dataset: str, model: str, seed: int) -> str:
     """DATASET/MODEL/seed-N, which is also its folder."""
     return f"{dataset}/{model}/seed-{seed}"

@@ -9,8 +9,7 @@ from sfiformer.errors import UserError
 from sfiformer.files import whole_file, whole_folder
 from sfiformer.suites import pictures, tables
 from sfiformer.suites.folder import SuiteFolder
-from sfiformer.suites.launch import default_out
-from sfiformer.suites.plan import Run, as_options, plan
+from sfiformer.suites.plan import Run, as_options, default_out, plan
 from sfiformer.suites.results import Results, collect
 from sfiformer.suites.suite import Suite
 

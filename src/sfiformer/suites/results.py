@@ -1,6 +1,5 @@
 """What came of a suite's runs: means and standard deviations over seeds, ranks, what is missing and why."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,6 @@ from sfiformer.suites.folder import Record, SuiteFolder
 from sfiformer.suites.plan import Run, run_name
 from sfiformer.suites.published import Figure, Published, read_published
 from sfiformer.suites.suite import Group, Suite
-
 
 ABBREVIATIONS = {"f1": "F1", "ap": "AP", "mae": "MAE", "mrr": "MRR", "auc": "AUC", "roc": "ROC"}
 
@@ -154,8 +152,3 @@ def _metric(dataset: str, rows: Sequence[Row], tables: Sequence[Published]) -> s
             words = (ABBREVIATIONS.get(word, word) for word in result["metric"].split("_"))
             return f"{' '.join(words)} {'↑' if result['higher_is_better'] else '↓'}"
     return next((table.metrics[dataset] for table in tables if dataset in table.metrics), "")
-
-
-def percentage(value: float | None) -> str:
-    """A share in percent, – where it is not defined."""
-    return "–" if value is None or math.isnan(value) else f"{value:.1%}"

@@ -67,19 +67,21 @@ class Scheduler:
 
     def _look_back(self) -> None:
         """What earlier calls have left."""
+        changed = {name: self.folder.changed(task.run) for name, task in self.tasks.items()}
         for name, task in self.tasks.items():
-            if changes := self.folder.changed(task.run):
-                more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
-                self._fail(
-                    task,
-                    f"the settings have changed: {changes[0]}{more}; remove {self.folder.run(name).path} to "
-                    "run it anew, or choose another --out",
-                )
-            elif self.folder.finished(name):
+            if not changed[name] and self.folder.finished(name):
                 self.record.failed.pop(name, None)
                 task.state, task.reason, task.epochs = "finished", "before", self.folder.epochs(name)
         self.folder.write(self.record)
         self.display.begin(self.tasks, self.engine.jobs)
+        for name, changes in changed.items():
+            if changes:
+                more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
+                self._fail(
+                    self.tasks[name],
+                    f"the settings have changed: {changes[0]}{more}; remove {self.folder.run(name).path} to "
+                    "run it anew, or choose another --out",
+                )
 
     def _pending(self) -> bool:
         states = {task.state for task in self.tasks.values()}

@@ -2,9 +2,9 @@
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from sfiformer.suites.results import Cell, Results, Row, percentage
+from sfiformer.suites.results import Cell, Results, Row
 
 PLACES = {1: "1st", 2: "2nd", 3: "3rd"}
 MACROS = {1: "first", 2: "second", 3: "third"}
@@ -45,7 +45,7 @@ def details(results: Results) -> str:
                     row.label,
                     results.labels[dataset],
                     str(gap or "–"),
-                    percentage(zeros.mean) if zeros else "–",
+                    f"{zeros.mean:.1%}" if zeros else "–",
                     f"{parameters.mean:,.0f}" if parameters else "–",
                     f"{seconds.mean:,.0f} s" if seconds else "–",
                 ]
@@ -163,11 +163,12 @@ def cell_text(cell: Cell | None) -> str:
 def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A Markdown table with columns of equal width."""
     widths = [max(len(line[i]) for line in (headings, *lines)) for i in range(len(headings))]
-    pad: Callable[[Sequence[str]], str] = lambda line: (  # noqa: E731
-        "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |"
-    )
+
+    def padded(line: Sequence[str]) -> str:
+        return "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |"
+
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([pad(headings), rule, *map(pad, lines)])
+    return "\n".join([padded(headings), rule, *map(padded, lines)])
 
 
 def escape(text: str) -> str:
