@@ -15,6 +15,7 @@ from sfiformer.config import TrainerConfig
 from sfiformer.errors import UserError
 
 MOST_AT_ONCE = 8  # of a CPU's runs where the user does not say how many
+MOST_QUEUED = 1000  # of a cluster's jobs, likewise
 
 
 class Job(Protocol):
@@ -125,7 +126,7 @@ class SlurmEngine:
         except RuntimeError as error:
             raise UserError(f"--engine slurm: {error}; run this on a machine where sbatch works") from None
         self.parameters = {"timeout_min": 24 * 60, "cpus_per_task": 4, "name": "sfi-suite", **parameters}
-        self.jobs = jobs or 1000
+        self.jobs = jobs or MOST_QUEUED
 
     def start(self, arguments: Sequence[str], log: Path, slot: int, trainer: TrainerConfig) -> Job:
         gpus = {} if trainer.accelerator == "cpu" else {"gpus_per_node": trainer.devices}

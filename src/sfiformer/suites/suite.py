@@ -192,7 +192,7 @@ def _check(suite: Suite) -> None:
                 raise ValueError(f"{where}.{key} must be a list of at least one")
         for dataset in group.datasets:
             _known(dataset, suite.datasets, f"{where}.datasets")
-        for model_name in (*group.models, *group.gap):
+        for model_name in group.models:
             _known(model_name, suite.models, f"{where}.models")
         for key, chosen in group.curves.items():
             if not isinstance(chosen, list):
