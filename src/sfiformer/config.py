@@ -45,8 +45,9 @@ class DataConfig:
     """Shares of train, validation and test in a random or scaffold split."""
     skip_bad: bool = False
     """Report and leave out unreadable rows instead of stopping."""
-    standardize: bool = False
-    """Shift and scale float node and edge features by the training split's mean and standard deviation."""
+    standardize: bool | None = None
+    """Shift and scale float node and edge features by the training split's mean and standard deviation; null: those of
+    one's own graphs only."""
     batch_size: int = 32
     """Graphs a training step, over all devices."""
 

@@ -172,6 +172,9 @@ def test_sfi_attention_chooses_them_and_compiles_and_is_captured():
     assert torch.equal(attention(*before), expected)
     compiled = torch.compile(attention, fullgraph=True)
     torch.testing.assert_close(compiled(*before), expected)
+    torch.autograd.grad(
+        attention(*tensors), tensors, grad
+    )  # kernels cannot be loaded in the middle of a capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = torch.autograd.grad(attention(*tensors), tensors, grad)

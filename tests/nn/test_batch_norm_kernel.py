@@ -208,6 +208,19 @@ def test_two_runs_agree_to_the_bit():
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
+def test_the_operators_declare_what_they_do():
+    """Shapes and dtypes without running, and which arguments they change: what torch.compile goes by."""
+    case = Case(9, 4, 7, add=True)
+    x, update, weight, bias = (value.detach() for value in case.inputs)
+    seed, checks = torch.tensor(3, device=DEVICE), ("test_schema", "test_faketensor")
+    inputs = (x, update, None, weight, bias, *case.running, case.rows, seed, "relu", 0.1, 0.1, 1e-5)
+    torch.library.opcheck(kernels.batch_norm, inputs, test_utils=checks)
+    _, added, mean, scale = kernels.batch_norm(*inputs)
+    inputs = (case.grad, added, weight, bias, mean, scale, case.rows, seed, "relu", 0.1)
+    options = (torch.float32, torch.float16, True)
+    torch.library.opcheck(kernels.batch_norm_backward, (*inputs, *options), test_utils=checks)
+
+
 @on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [32, 40, 56, 68, 88, 235])
@@ -228,6 +241,7 @@ def test_a_captured_step_replays_with_new_rows_and_new_dropout():
     def step():
         out = norm(x, rows=rows, activation="relu", dropout=0.5, residual=x)
         x.grad = None
+        norm.zero_grad()
         out.square().sum().backward()
         return out.detach()
 

@@ -16,6 +16,9 @@ def test_of_a_pyg_batch():
     assert graphs.batch.tolist() == [0, 0, 0, 1, 2, 2]
     assert graphs.ptr.tolist() == [0, 3, 4, 6]
     assert (graphs.num_graphs, graphs.max_nodes) == (3, 3)
+    assert graphs.real_nodes is None
+    batch.real_nodes = torch.tensor(4)
+    assert Partition.of(batch, 6, batch.x.device).real_nodes == 4
 
 
 def test_of_a_single_graph():

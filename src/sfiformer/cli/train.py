@@ -1,11 +1,13 @@
 """`sfi train PRESET`: train a model, or say with --dry-run what would be trained."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from typer.core import TyperCommand, TyperOption
 
-from sfiformer.cli.options import Debug, given, with_settings
+from sfiformer.cli.options import Debug, given, preset_values, with_settings
 
 if TYPE_CHECKING:
     from sfiformer.config import ExperimentConfig
@@ -14,7 +16,22 @@ HELP = """Train PRESET (a name that `sfi presets` lists, or a YAML file) into a 
 
 `sfi train custom --data.path FILE` trains on your own graphs: PyG .pt, JSON lines, or a CSV of SMILES.
 
-The preset gives every setting below; an option changes one. `--dry-run` shows them all, resolved."""
+The preset gives every setting below; an option changes one. `sfi train PRESET --help` shows the preset's values,
+`--dry-run` all settings as the data resolve them."""
+
+
+class TrainCommand(TyperCommand):
+    """A command whose help shows the values of the preset that it is asked for with."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        preset = next((argument for argument in args if not argument.startswith("-")), None)
+        if preset is not None and {"-h", "--help"} & set(args):
+            values = preset_values(preset)
+            for parameter in self.params:
+                key = (parameter.name or "").replace("__", ".")
+                if key in values and isinstance(parameter, TyperOption):
+                    parameter.help = f"{parameter.help} {escape(f'[{preset}: {values[key]}]')}"
+        return super().parse_args(ctx, args)
 
 
 def train(
@@ -50,7 +67,7 @@ def train(
 
 
 def register(app: typer.Typer) -> None:
-    app.command(help=HELP)(with_settings(train))
+    app.command(help=HELP, cls=TrainCommand)(with_settings(train))
 
 
 def _describe(config: "ExperimentConfig") -> None:

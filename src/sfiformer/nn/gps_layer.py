@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from sfiformer.attention import SFiAttention
+from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS
 from sfiformer.nn.local import make_local
@@ -37,7 +38,7 @@ def make_attention(config: ModelConfig) -> SFiAttention:
         alpha=config.alpha,
         qk_norm=config.qk_norm,
         dropout=config.attention_dropout,
-        solver=config.solver,
+        solver=Proximal(config.proximal_iterations) if config.solver == "proximal" else "exact",
     )
 
 

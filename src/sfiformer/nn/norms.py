@@ -1,16 +1,15 @@
 """Normalisation of node (or edge) states, [N, d] → [N, d], each with a gain and a bias per channel."""
 
 from collections.abc import Callable
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfiformer import ranks
+from sfiformer.attention.kernels import usable
 from sfiformer.nn.partition import Partition
 
-HAS_TRITON = find_spec("triton") is not None
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
@@ -79,11 +78,8 @@ class BatchNorm(nn.BatchNorm1d):
         return x if residual is None else residual + x
 
     def _has_kernel(self, x: Tensor) -> bool:
-        """Triton's kernels are for GPUs, for parameters in float32, and for one rank."""
-        known = (
-            x.dtype in (torch.float32, torch.bfloat16, torch.float16) and self.weight.dtype == torch.float32
-        )
-        return x.is_cuda and known and HAS_TRITON and not self.across_ranks
+        """The kernels are for parameters in float32, and for one rank."""
+        return usable(x) and self.weight.dtype == torch.float32 and not self.across_ranks
 
     def _running(self) -> tuple[Tensor, Tensor, Tensor]:
         assert isinstance(self.running_mean, Tensor)

@@ -9,8 +9,9 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
 
+from sfiformer import ranks
 from sfiformer.config import TrainerConfig
-from sfiformer.errors import UserError
+from sfiformer.errors import TrainingError, UserError
 
 
 def make_fabric(settings: TrainerConfig) -> Fabric:
@@ -62,6 +63,32 @@ def leave() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def one_voice() -> Iterator[None]:
+    """Of the errors that follow from one another, as when a rank is gone in the middle of a sum, only the first is raised.
+
+    The other ranks exit with code 1. A `TrainingError` comes to all ranks alike: rank 0 raises it.
+    """
+    try:
+        yield
+    except Exception as error:
+        if ranks.count() > 1:
+            first = _is_first()
+            if not (ranks.rank() == 0 if isinstance(error, TrainingError) else first):
+                raise SystemExit(1) from error
+        raise
+
+
+def _is_first() -> bool:
+    """Whether this rank is the first to fail; from now on no other is."""
+    own = str(ranks.rank())
+    try:
+        store = torch.distributed.distributed_c10d._get_default_store()
+        return store.compare_set("sfiformer/failed", "", own).decode() == own
+    except RuntimeError:  # rank 0, which keeps the store, is gone
+        return False
 
 
 def _launched() -> tuple[int, int] | None:

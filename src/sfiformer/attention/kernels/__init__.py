@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+HAS_TRITON = find_spec("triton") is not None
 MAX_WIDTH = 256  # of a head
 MAX_NODES = 1024  # of a graph whose rows stay on chip
 
 
 def usable(x: Tensor) -> bool:
     """Whether kernels that work in float32 serve this tensor: on a GPU, with Triton, in a dtype no wider."""
-    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and _has_triton()
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and HAS_TRITON
 
 
 def attend(

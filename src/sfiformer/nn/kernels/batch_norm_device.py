@@ -108,7 +108,7 @@ def moments_kernel(
     seen = tl.zeros([SUB], tl.float32)
     mean, square = tl.zeros([SUB, COLS], tl.float32), tl.zeros([SUB, COLS], tl.float32)
     for start in range(part * each, tl.minimum(part * each + each, count), 8 * SUB):
-        at = tl.to_tensor(start).to(tl.int64) * width
+        at = (tl.full((), 0, tl.int64) + start) * width
         if DROPOUT:
             words = draw(seed, start, columns, SUB)
         for j in tl.static_range(8):
@@ -177,7 +177,7 @@ def apply_kernel(
     gain = tl.load(weight + columns, mask=inside, other=0.0)
     shift = tl.load(bias + columns, mask=inside, other=0.0)
     for start in range(tl.program_id(0) * 8 * SUB, size, tl.num_programs(0) * 8 * SUB):
-        at = tl.to_tensor(start).to(tl.int64) * width
+        at = (tl.full((), 0, tl.int64) + start) * width
         if DROPOUT:
             words = draw(seed, start, columns, SUB)
         for j in tl.static_range(8):
@@ -224,7 +224,7 @@ def sums_kernel(
     shift = tl.load(bias + columns, mask=inside, other=0.0)
     plain, by_normed = tl.zeros([SUB, COLS], tl.float32), tl.zeros([SUB, COLS], tl.float32)
     for start in range(part * each, tl.minimum(part * each + each, count), 8 * SUB):
-        at = tl.to_tensor(start).to(tl.int64) * width
+        at = (tl.full((), 0, tl.int64) + start) * width
         if DROPOUT:
             words = draw(seed, start, columns, SUB)
         for j in tl.static_range(8):
@@ -271,7 +271,7 @@ def gradient_kernel(
     gain = tl.load(weight + columns, mask=inside, other=0.0)
     shift = tl.load(bias + columns, mask=inside, other=0.0)
     for start in range(tl.program_id(0) * 8 * SUB, size, tl.num_programs(0) * 8 * SUB):
-        at = tl.to_tensor(start).to(tl.int64) * width
+        at = (tl.full((), 0, tl.int64) + start) * width
         if DROPOUT:
             words = draw(seed, start, columns, SUB)
         for j in tl.static_range(8):
