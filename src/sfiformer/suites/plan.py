@@ -22,6 +22,7 @@ SURROUNDINGS = (
     "trainer.accelerator",
     "trainer.devices",
     "trainer.nodes",
+    "trainer.capture",
 )
 
 
