@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from sfiformer.cli import data, evaluate, explain, predict, presets, train
+from sfiformer.cli import data, evaluate, explain, predict, presets, suite, train
 from sfiformer.errors import UserError
 from sfiformer.schema import nearest
 
@@ -24,6 +24,7 @@ predict.register(app)
 explain.register(app)
 presets.register(app)
 data.register(app)
+suite.register(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import types
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
@@ -23,6 +24,22 @@ Checkpoint = Annotated[
 SECTIONS = ("data", "trainer", "optim", "model")
 # Short names of keys that are often set.
 ALIASES = {"trainer.devices": "--devices", "trainer.nodes": "--nodes"}
+
+
+def with_settings(command: Callable[..., None], *, without: tuple[str, ...] = ()) -> Callable[..., None]:
+    """Let typer see, in place of a command's **settings, one option for each dotted key but those in `without`."""
+    signature = inspect.signature(command)
+    own = [parameter for parameter in signature.parameters.values() if parameter.name != "settings"]
+    parameters = [*own, *(option for option in dotted_parameters() if option.name not in without)]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def given(settings: Mapping[str, str | None]) -> dict[str, Any]:
+    """The settings that were given as options, by dotted key."""
+    texts = {name.replace("__", "."): text for name, text in settings.items() if text is not None}
+    return {key: parse(key, text) for key, text in texts.items()}
 
 
 def dotted_parameters() -> list[inspect.Parameter]:

@@ -1,6 +1,5 @@
 """`sfi train PRESET`: train a model, or say with --dry-run what would be trained."""
 
-import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +7,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperOption
 
-from sfiformer.cli.options import Debug, dotted_parameters, parse, preset_values
+from sfiformer.cli.options import Debug, given, preset_values, with_settings
 
 if TYPE_CHECKING:
     from sfiformer.config import ExperimentConfig
@@ -58,8 +57,7 @@ def train(
 ) -> None:
     from sfiformer.config import ExperimentConfig
 
-    given = {name.replace("__", "."): text for name, text in settings.items() if text is not None}
-    config = ExperimentConfig.from_preset(preset, {key: parse(key, text) for key, text in given.items()})
+    config = ExperimentConfig.from_preset(preset, given(settings))
     if dry_run:
         _describe(config)
         return
@@ -69,13 +67,7 @@ def train(
 
 
 def register(app: typer.Typer) -> None:
-    # Typer reads the signature: in place of **settings it is to see one option for each dotted key.
-    signature = inspect.signature(train)
-    own = [parameter for parameter in signature.parameters.values() if parameter.name != "settings"]
-    parameters = [*own, *dotted_parameters()]
-    train.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    train.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(help=HELP, cls=TrainCommand)(train)
+    app.command(help=HELP, cls=TrainCommand)(with_settings(train))
 
 
 def _describe(config: "ExperimentConfig") -> None:

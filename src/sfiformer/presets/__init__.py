@@ -55,12 +55,17 @@ def _read(name: str) -> dict[str, Any]:
         text = (resources.files(__name__) / f"{name}.yaml").read_text(encoding="utf-8")
     else:
         raise ValueError(f"there is no preset {name!r}; did you mean {nearest(name, preset_names())!r}?")
+    return parse_yaml(text, _label(name))
+
+
+def parse_yaml(text: str, label: str) -> dict[str, Any]:
+    """The mapping that a YAML text holds, or a ValueError that starts with `label`."""
     try:
         values = yaml.load(text, _StrictLoader)
     except yaml.YAMLError as error:
-        raise ValueError(f"{_label(name)} is not readable YAML: {error}") from None
+        raise ValueError(f"{label} is not readable YAML: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{_label(name)} must hold a mapping of settings")
+        raise ValueError(f"{label} must hold a mapping of settings")
     return values
 
 

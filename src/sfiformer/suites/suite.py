@@ -1,0 +1,213 @@
+"""A suite: the runs that together make some tables and figures, as a YAML file.
+
+title: …             what it is, one line
+settings: {…}        dotted keys, for all runs
+datasets: {NAME: {preset: …, label: …, settings: {…}}}
+models: {NAME: {label: …, settings: {…}, init_from: OTHER MODEL}}
+runs:                a list; each entry is datasets × models × seeds, and one table of the report
+  - {name: …, title: …, datasets: […], models: […], seeds: […], published: […], gap: […], curves: {KEY: […]}}
+
+Later settings win: preset, suite, dataset, model, command line. A dataset's preset is its name if not given.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sfiformer.presets import parse_yaml
+from sfiformer.schema import Layer, build, nearest
+
+T = TypeVar("T")
+Settings = dict[str, Any]
+PUBLISHED = "published"  # not a suite, but the figures to compare with
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")  # it becomes a folder's
+
+
+@dataclass(frozen=True)
+class SuiteDataset:
+    """A dataset of a suite: a preset, perhaps changed."""
+
+    preset: str = ""
+    label: str = ""
+    settings: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SuiteModel:
+    """A model of a suite: settings on top of any dataset's."""
+
+    label: str = ""
+    init_from: str | None = None
+    """The model whose run, on the same dataset with the same seed, the training starts from."""
+    settings: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Datasets × models × seeds: one table of the report, with its figures."""
+
+    name: str = ""
+    title: str = ""
+    datasets: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+    published: tuple[str, ...] = ()
+    """Tables of published figures, to be shown in columns of their own."""
+    notes: tuple[str, ...] = ()
+    """Sentences below the table."""
+    gap: tuple[str, ...] = ()
+    """Models whose train-test gap is drawn over the epochs."""
+    curves: dict[str, list[str]] = field(default_factory=dict)
+    """For a dotted key, the models that differ in it: their test metric is drawn against it."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What a suite's file holds, checked."""
+
+    name: str
+    place: str
+    title: str
+    settings: Settings
+    datasets: dict[str, SuiteDataset]
+    models: dict[str, SuiteModel]
+    groups: tuple[Group, ...]
+
+
+def suite_names() -> list[str]:
+    """The names of the suites that come with the package, sorted."""
+    files = [file.name for file in resources.files("sfiformer.suites").iterdir()]
+    return sorted(
+        name.removesuffix(".yaml") for name in files if name.endswith(".yaml") and name != f"{PUBLISHED}.yaml"
+    )
+
+
+def package_text(name: str) -> str:
+    """A YAML file of this package."""
+    return (resources.files("sfiformer.suites") / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def read_suite(name: str) -> Suite:
+    """A suite by name, or from a YAML file.
+
+    Raises:
+        ValueError: names the file, the key in it, and what would be right.
+    """
+    if not name.endswith((".yaml", ".yml")):
+        if name not in suite_names():
+            raise ValueError(f"there is no suite {name!r}; did you mean {nearest(name, suite_names())!r}?")
+        return _suite(parse_yaml(package_text(name), f"suites/{name}.yaml"), name, f"suites/{name}.yaml")
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read the suite file {name}: {error.strerror}") from None
+    suite = _suite(parse_yaml(text, name), Path(name).stem, name)
+    return replace(suite, datasets={key: _beside(Path(name), entry) for key, entry in suite.datasets.items()})
+
+
+def _beside(file: Path, dataset: SuiteDataset) -> SuiteDataset:
+    """A preset file stands beside the suite's file."""
+    if not dataset.preset.endswith((".yaml", ".yml")):
+        return dataset
+    return replace(dataset, preset=str(file.parent / dataset.preset))
+
+
+def _suite(values: dict[str, Any], name: str, place: str) -> Suite:
+    known = ("title", "settings", "datasets", "models", "runs")
+    for key in values:
+        if key not in known:
+            raise ValueError(f"{place}: there is no key {key!r}; did you mean {nearest(str(key), known)!r}?")
+    runs = values.get("runs")
+    if not isinstance(runs, list) or not runs:
+        raise ValueError(f"{place}: runs must be a list of at least one entry, not {runs!r}")
+    datasets = {
+        key: replace(entry, preset=entry.preset or key, label=entry.label or key)
+        for key, entry in _named(SuiteDataset, values.get("datasets"), f"{place}: datasets").items()
+    }
+    models = {
+        key: replace(entry, label=entry.label or key)
+        for key, entry in _named(SuiteModel, values.get("models"), f"{place}: models").items()
+    }
+    groups = tuple(_entry(Group, group, f"{place}: runs[{i}]") for i, group in enumerate(runs))
+    suite = Suite(
+        name=name,
+        place=place,
+        title=str(values.get("title", name)),
+        settings=_mapping(values.get("settings", {}), f"{place}: settings"),
+        datasets=datasets,
+        models=models,
+        groups=tuple(
+            replace(group, name=group.name or f"table-{i + 1}", title=group.title or group.name)
+            for i, group in enumerate(groups)
+        ),
+    )
+    _check(suite)
+    return suite
+
+
+def _named(cls: type[T], values: Any, where: str) -> dict[str, T]:
+    entries = {}
+    for name, entry in _mapping(values, where).items():
+        _check_name(name, where)
+        entries[name] = _entry(cls, entry or {}, f"{where}.{name}")
+    return entries
+
+
+def _entry(cls: type[T], values: Any, where: str) -> T:
+    """Mappings from names that are not fixed (settings, curves) are read here, all else by the schema."""
+    values = _mapping(values, where)
+    free = {key: _mapping(values[key], f"{where}.{key}") for key in ("settings", "curves") if key in values}
+    names = {entry.name for entry in fields(cls)}  # type: ignore[arg-type]
+    rest = {key: value for key, value in values.items() if not (key in free and key in names)}
+    made = build(cls, [Layer(where, rest)])
+    return replace(made, **{key: free[key] for key in free if key in names})  # type: ignore[type-var]
+
+
+def _mapping(values: Any, where: str) -> dict[str, Any]:
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise ValueError(f"{where} must be a mapping from names, not {values!r}")
+    return dict(values)
+
+
+def _check(suite: Suite) -> None:
+    place = suite.place
+    for name, model in suite.models.items():
+        if model.init_from is not None:
+            _known(model.init_from, suite.models, f"{place}: models.{name}.init_from")
+            if suite.models[model.init_from].init_from is not None:
+                raise ValueError(
+                    f"{place}: models.{name}.init_from is {model.init_from!r}, which itself starts from another"
+                )
+    names = [group.name for group in suite.groups]
+    for i, group in enumerate(suite.groups):
+        where = f"{place}: runs[{i}]"
+        _check_name(group.name, f"{where}.name")
+        if names.count(group.name) > 1:
+            raise ValueError(f"{where}.name is {group.name!r}, as that of another entry")
+        for key in ("datasets", "models", "seeds"):
+            if not getattr(group, key):
+                raise ValueError(f"{where}.{key} must be a list of at least one")
+        for dataset in group.datasets:
+            _known(dataset, suite.datasets, f"{where}.datasets")
+        for model_name in group.models:
+            _known(model_name, suite.models, f"{where}.models")
+        for key, chosen in group.curves.items():
+            if not isinstance(chosen, list):
+                raise ValueError(f"{where}.curves.{key} must be a list of models, not {chosen!r}")
+            for model_name in chosen:
+                _known(model_name, group.models, f"{where}.curves.{key}")
+        for model_name in group.gap:
+            _known(model_name, group.models, f"{where}.gap")
+
+
+def _check_name(name: str, where: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{where}: {name!r} is to name a folder; use letters, digits and . _ + -")
+
+
+def _known(name: Any, known: Iterable[str], where: str) -> None:
+    if name not in known:
+        raise ValueError(f"{where}: there is no {name!r}; did you mean {nearest(str(name), known)!r}?")

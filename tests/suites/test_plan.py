@@ -1,0 +1,64 @@
+"""From a suite to the commands of its runs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sfiformer.config import ExperimentConfig
+from sfiformer.errors import UserError
+from sfiformer.suites.plan import as_text, differences, plan, select
+
+
+def test_runs_are_the_products_once_each_and_sources_come_first(runs):
+    names = list(runs)
+    assert len(names) == 2 * 2 * 4 + 1  # dfi for plus is added; lam-2 has one seed on one dataset
+    assert len(set(names)) == len(names)
+    for name, run in runs.items():
+        if run.model == "plus":
+            assert run.needs == name.replace("plus", "dfi")
+            assert names.index(run.needs) < names.index(name)
+
+
+def test_later_settings_win(suite):
+    run = plan(suite, {"model.attention": "adjacency", "trainer.epochs": 9})["cluster/gps/seed-1"]
+    assert (run.config.model.attention, run.config.trainer.epochs, run.config.seed) == ("adjacency", 9, 1)
+    assert run.config.data.size == "small"
+
+
+def test_the_command_line_gives_the_same_settings(runs):
+    from sfiformer.cli.options import parse
+
+    for run in runs.values():
+        _, preset, *rest = run.arguments(Path("out"))
+        options = dict(zip(rest[::2], rest[1::2], strict=False))
+        assert rest[-1] == "--resume"
+        assert options["--out"] == f"out/runs/{run.name}"
+        assert ("--init-from" in options) == (run.model == "plus")
+        dotted = {key[2:]: parse(key[2:], text) for key, text in options.items() if key[2:] in run.settings}
+        assert ExperimentConfig.from_preset(preset, dotted) == run.config
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "null"), (True, "true"), ([0.5, 1], "0.5,1"), (1e-5, "1e-05"), ("a b", "a b")]
+)
+def test_values_as_options(value, text):
+    assert as_text(value) == text
+
+
+def test_only_selects_by_part_or_pattern_with_what_they_start_from(runs):
+    assert set(select(runs, ["pattern/plus/seed-1"])) == {"pattern/dfi/seed-1", "pattern/plus/seed-1"}
+    assert {run.dataset for run in select(runs, ["cluster/*"]).values()} == {"cluster"}
+    assert select(runs, []) == runs
+    with pytest.raises(UserError, match="no run's name fits nothing; the names are like cluster/gps/seed-0"):
+        select(runs, ["nothing"])
+
+
+def test_only_what_makes_another_experiment_differs(runs):
+    config = runs["cluster/sfi/seed-0"].config
+    elsewhere = replace(config, data=replace(config.data, root="/elsewhere"))
+    settled = replace(config, model=replace(config.model, edge_categories=(3,)))
+    longer = replace(config, trainer=replace(config.trainer, epochs=4))
+    assert differences(elsewhere, config) == []
+    assert differences(settled, config) == []
+    assert differences(longer, config) == ["trainer.epochs is now 3, was 4"]
