@@ -226,12 +226,11 @@ class SFiAttention(nn.Module):
         """Divided by the root mean square over the head, if the layer does so; zero columns do not count."""
         if not self.qk_norm:
             return x
-        width = x.shape[-1]
-        if width == self.head_width:
-            return F.rms_norm(x, (width,)).to(x.dtype)
-        share = self.head_width / width
-        normed = F.rms_norm(x, (width,), eps=share * torch.finfo(x.dtype).eps) * share**0.5
-        return normed.to(x.dtype)
+        share = self.head_width / x.shape[-1]
+        # Half precision's own ε would be no small number beside a mean square.
+        eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+        normed = F.rms_norm(x, x.shape[-1:], eps=share * eps)
+        return (normed if share == 1 else normed * share**0.5).to(x.dtype)
 
     def strengths(self, ptr: Tensor, x: Tensor) -> Strengths:
         """λ, α, scaling and solver of a batch; without friction λ = 0 and α = ∞."""
