@@ -141,3 +141,9 @@ def test_molecules_are_drawn_as_molecules(opened):
     assert lines == 6 + 2 + 3  # six single bonds, a double and a triple one
     assert page.locator("#said td").all_text_contents() == ["soluble", "0.5", "1", "<b>toxic</b>", "0.5", "?"]
     assert page.title() == "An ester"
+
+    page.locator("#lam").press("End")  # most atoms carry no flow now
+    for atom in range(atoms):
+        page.locator(f".node[data-node='{atom}']").click()
+        ring = page.locator(".node.query circle").evaluate("circle => getComputedStyle(circle).stroke")
+        assert ring == "rgb(209, 69, 11)", f"atom {atom} is the query and has no ring"
