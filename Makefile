@@ -28,7 +28,7 @@ unit: install
 
 # The kernels on the GPU of this machine, in whatever Python is given (a CUDA build of PyTorch, Triton and pytest).
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -q tests/attention/test_kernels.py tests/data/test_store.py
+	PYTHONPATH=src $(PYTHON) -m pytest -q tests/attention/test_kernels.py tests/attention/test_edges.py tests/nn/test_gated_sum.py tests/data/test_store.py
 
 demo: install
 	$(BIN)/python -m sfiformer.demo

@@ -31,7 +31,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from batches import ALPHA, EXACT, ITERATIONS, LAM, PADDED, SDPA, SHAPES, Batch, proximal
-from common import Call, header, peak_bytes, publish, timings
+from common import Call, header, judged, peak_bytes, publish, timings
 from sfiformer.flow import Proximal, flows_from_scores
 
 MIB = 2**20
@@ -119,19 +119,6 @@ def distances(batch: Batch, graphs: int = 4) -> list[str]:
             f"{(moved[name] / norm) ** 0.5:>15.3f}{zeros[name] / flows_in_all:>8.1%}"
         )
     return lines
-
-
-def judged(
-    what: str, value: float, limit: float, *, at_least: bool = False, goal: float | None = None
-) -> str:
-    """One requirement, what was measured, and whether that meets it (what ran out of memory does not)."""
-
-    def verdict(bound: float) -> str:
-        return "met" if (value >= bound if at_least else value <= bound) else "not met"
-
-    sign = "≥" if at_least else "≤"
-    line = f"  {what:<52}{value:>8.2f}  {f'{sign} {limit:g}':>6}  {verdict(limit):<8}"
-    return line.rstrip() if goal is None else f"{line} goal {sign} {goal:g}: {verdict(goal)}"
 
 
 def requirements(name: str, found: Measured, device: torch.device) -> list[str]:

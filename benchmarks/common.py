@@ -1,4 +1,4 @@
-"""What the benchmarks share: the header of a report, timing in turns, peak memory, and writing a report whole."""
+"""What the benchmarks share: the header of a report, timing in turns, peak memory, requirements, and writing a report whole."""
 
 from __future__ import annotations
 
@@ -107,6 +107,19 @@ def peak_bytes(call: Call, device: torch.device) -> int:
         held += change
         peak = max(peak, held)
     return peak
+
+
+def judged(
+    what: str, value: float, limit: float, *, at_least: bool = False, goal: float | None = None
+) -> str:
+    """One requirement, what was measured, and whether that meets it (what ran out of memory does not)."""
+
+    def verdict(bound: float) -> str:
+        return "met" if (value >= bound if at_least else value <= bound) else "not met"
+
+    sign = "≥" if at_least else "≤"
+    line = f"  {what:<52}{value:>8.2f}  {f'{sign} {limit:g}':>6}  {verdict(limit):<8}"
+    return line.rstrip() if goal is None else f"{line} goal {sign} {goal:g}: {verdict(goal)}"
 
 
 def publish(text: str, out: Path | None) -> None:

@@ -1,9 +1,14 @@
 """Settings of every test."""
 
+import os
 import sys
 from pathlib import Path
 
+import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton: kernels then run without a GPU
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `graphs`, `oracles` and `packing`
 

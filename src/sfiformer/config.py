@@ -45,8 +45,9 @@ class DataConfig:
     """Shares of train, validation and test in a random or scaffold split."""
     skip_bad: bool = False
     """Report and leave out unreadable rows instead of stopping."""
-    standardize: bool = False
-    """Shift and scale float node and edge features by the training split's mean and standard deviation."""
+    standardize: bool | None = None
+    """Shift and scale float node and edge features by the training split's mean and standard deviation; null: those of
+    one's own graphs only."""
     batch_size: int = 32
     """Graphs a training step, over all devices."""
 
@@ -97,8 +98,10 @@ class TrainerConfig:
     """Also write a checkpoint every so many steps of an epoch; null: at the end of each epoch only."""
     measure_zeros: bool = True
     """Measure the share of zero flows in sfi attention, on a few graphs, after each epoch."""
-    precision: Literal["32", "bf16-mixed"] = "32"
-    """Arithmetic of the forward and backward pass."""
+    precision: Literal["32", "tf32", "bf16-mixed"] = "32"
+    """Arithmetic of the forward and backward pass; tf32: float32 with products of TF32 on a GPU that has them."""
+    capture: bool = True
+    """Replay the training steps as CUDA graphs, on one GPU that holds the data."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """What to run on; auto: GPUs where there are any."""
     devices: int = 1

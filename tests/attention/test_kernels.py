@@ -15,6 +15,7 @@ if not GPU:
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
+from sfiformer.attention import dfi_attention, sfi_attention  # noqa: E402
 from sfiformer.attention.kernels import launch  # noqa: E402
 from sfiformer.attention.packed import packed_attention  # noqa: E402
 
@@ -108,6 +109,29 @@ def test_duplicated_keys_have_finite_gradients():
     assert all(g.isfinite().all() for g in torch.autograd.grad(out, [*tensors, lam], grad))
 
 
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_without_friction_it_is_softmax_attention(dropout_p):
+    tensors, ptr, grad = make([9, 0, 20])
+    q, k, v = tensors[:3]
+    seed, lam = torch.tensor(1, device=DEVICE), torch.zeros(3, device=DEVICE)
+    options = (math.inf, False, 0.3, dropout_p, 20)
+    out = launch.fused_attention(q, k, v, None, None, ptr, lam, seed, *options)[0]
+    got = torch.autograd.grad(out, (q, k, v), grad)
+    if (
+        dropout_p
+    ):  # a mask over the same weights: the mean over many is not needed here, only that it is a mask
+        assert out.isfinite().all()
+        return
+    weights = [
+        torch.einsum("ihd,jhd->hij", a, b).mul(0.3).softmax(-1)
+        for a, b in zip(q.split([9, 0, 20]), k.split([9, 0, 20]), strict=True)
+    ]
+    parts = zip(weights, v.split([9, 0, 20]), strict=True)
+    expected = torch.cat([torch.einsum("hij,jhd->ihd", w, x) for w, x in parts])
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got, torch.autograd.grad(expected, (q, k, v), grad), rtol=1e-4, atol=1e-5)
+
+
 def test_dropout_keeps_the_mean_and_repeats_in_the_backward():
     tensors, ptr, grad = make([12], heads=1)
     lam = torch.tensor([0.1], device=DEVICE)
@@ -132,6 +156,42 @@ def test_large_graphs(sizes, dtype):
     assert_close_to_twin(
         *both(sizes, 0.1, False, heads=4, width=68, value_width=68, dtype=dtype), floor=floor
     )
+
+
+@on_gpu
+def test_sfi_attention_chooses_them_and_compiles_and_is_captured():
+    tensors, ptr, grad = make([150, 44, 20], width=68, value_width=68)
+
+    def attention(*inputs):
+        return sfi_attention(*inputs, ptr, lam=0.01, max_nodes=150)
+
+    before = [x.detach() for x in tensors]
+    expected = attend(
+        launch.fused_attention, before, ptr, torch.full((3,), 0.01, device=DEVICE), 0.1, False, 150
+    )
+    assert torch.equal(attention(*before), expected)
+    compiled = torch.compile(attention, fullgraph=True)
+    torch.testing.assert_close(compiled(*before), expected)
+    torch.autograd.grad(
+        attention(*tensors), tensors, grad
+    )  # kernels cannot be loaded in the middle of a capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = torch.autograd.grad(attention(*tensors), tensors, grad)
+    with torch.no_grad():
+        for x in tensors:
+            x.mul_(0.5)
+    graph.replay()
+    for a, b in zip(captured, torch.autograd.grad(attention(*tensors), tensors, grad), strict=True):
+        assert torch.equal(a, b)
+
+
+@on_gpu
+def test_dfi_attention_chooses_them():
+    tensors, ptr, _ = make([150, 44, 20], width=68, value_width=68)
+    q, k, v = (x.detach() for x in tensors[:3])
+    expected = dfi_attention(*(x.double() for x in (q, k, v)), ptr)
+    torch.testing.assert_close(dfi_attention(q, k, v, ptr).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @on_gpu

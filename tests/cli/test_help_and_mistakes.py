@@ -27,6 +27,17 @@ def test_help_of_train_explains_every_setting(sfi):
         assert option in text
 
 
+def test_help_with_a_preset_shows_its_values(sfi):
+    text = " ".join(sfi("train", "cluster", "--help").stdout.replace("│", " ").split())
+    for value in (
+        "split. [cluster: 150]",
+        "scaffold split. [cluster: 0.8,0.1,0.1]",
+        "Machines. [cluster: 1]",
+    ):
+        assert value in text
+    assert "[clustr" not in sfi("train", "clustr", "--help").stdout
+
+
 def test_presets_are_listed_and_printed(sfi, tmp_path):
     assert "cluster-paper " in sfi("presets").stdout
     mine = tmp_path / "mine.yaml"

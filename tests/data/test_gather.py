@@ -185,7 +185,7 @@ def test_the_fields_stay_what_they_were():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_cuda_graph_holds_it():
     store = GraphStore.from_pyg(random_graphs(6, 9, links=True))
-    shape = BatchShape(20, 64, 128, 16, 12, min(16, int(store.node_ptr.diff().min())))
+    shape = BatchShape(80, 64, 128, 16, 12, min(16, int(store.node_ptr.diff().min())))
     held = store.to("cuda")
     ids = torch.from_numpy(shape.slots(np.array([7, 1, 1]))).cuda()
     gather(held, ids, shape)

@@ -21,7 +21,7 @@ def test_the_equations_of_the_layer():
     local, new_e = layer.local(x, e, EDGES)
     attended = layer.attention(x, EDGES, GRAPHS.ptr)
     h = layer.local_norm(local, GRAPHS) + layer.attention_norm(x + attended, GRAPHS)
-    wide, _, _, narrow, _ = layer.feed_forward
+    wide, _, _, narrow = layer.feed_forward
     wanted = layer.norm(h + narrow(torch.nn.functional.gelu(wide(h))), GRAPHS)
     out_x, out_e = layer(x, e, Structure(EDGES, GRAPHS))
     torch.testing.assert_close(out_x, wanted)
@@ -66,3 +66,21 @@ def test_softmax_attention_is_pytorchs():
 def test_narrow_heads_round_up():
     attention = make_attention(ModelConfig(dim=235, heads=4, attention="softmax", head_width="narrow"))
     assert attention.query.out_features == 4 * 59
+
+
+def test_the_papers_iteration_takes_as_many_steps_as_asked():
+    torch.manual_seed(0)
+    x = torch.randn(5, 8)
+    state = GPSLayer(ModelConfig(dim=8, heads=2)).state_dict()
+
+    def run(**settings):
+        layer = GPSLayer(ModelConfig(dim=8, heads=2, dropout=0.0, alpha=1.0, **settings)).eval()
+        layer.load_state_dict(state)
+        return layer(x, torch.zeros(3, 8), Structure(EDGES, GRAPHS))[0]
+
+    exact = run(solver="exact")
+    errors = [(run(solver="proximal", proximal_iterations=n) - exact).norm() for n in (1, 10, 200)]
+    assert errors[0] > errors[1] > errors[2]
+    assert torch.equal(run(solver="proximal"), run(solver="proximal", proximal_iterations=10))
+    with pytest.raises(ValueError, match="proximal_iterations is 0"):
+        ModelConfig(proximal_iterations=0)

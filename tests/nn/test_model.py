@@ -119,6 +119,19 @@ def test_a_graph_does_not_see_its_batch_mates(name, make_graphs):
     torch.testing.assert_close(together, alone)
 
 
+@pytest.mark.parametrize("name", ["peptides-func-paper", "cluster-paper"])
+def test_nor_where_friction_goes_by_the_largest_graph_once_it_was_trained(name, make_graphs):
+    model = SFiFormer.from_preset(name, layers=2, lam=30.0)
+    assert model.config.lam_scaling == "largest"
+    graphs = make_graphs(model.config)
+    model(Batch.from_data_list(graphs))
+    model.double().eval()
+    larger = make_graphs(model.config, sizes=(60,))  # than any in training
+    alone = model(Batch.from_data_list(graphs[:1]))
+    for mates in (graphs[1:], larger, larger + graphs):
+        torch.testing.assert_close(model(Batch.from_data_list(graphs[:1] + mates))[: len(alone)], alone)
+
+
 def test_a_single_data_is_a_batch_of_one(make_graphs):
     model = SFiFormer(ModelConfig(**SMALL)).eval()
     (graph,) = make_graphs(model.config, sizes=(6,))
@@ -214,3 +227,27 @@ def test_load_dense_refuses_another_model():
     assert all(torch.equal(value, before[key]) for key, value in sparse.state_dict().items())
     with pytest.raises(ValueError, match="attention is softmax"):
         load_dense(SFiFormer(ModelConfig(**SMALL, attention="softmax")), other.state_dict())
+
+
+@pytest.mark.parametrize("settings", [{"norm": "batch", "pe": "eslappe"}, {"norm": "graph", "local": "gine"}])
+def test_padding_graphs_change_nothing(settings, make_graphs):
+    """Logits, gradients and running statistics of a training step, with and without graphs of padding."""
+    config = ModelConfig(**SMALL, dropout=0.0, **settings)
+    graphs, filling = make_graphs(config), make_graphs(config, sizes=(5, 1), seed=1)
+    for graph in filling:
+        graph.x *= 1e3
+    results = []
+    for padding in ([], filling):
+        torch.manual_seed(0)
+        model = SFiFormer(config).double()
+        batch = Batch.from_data_list([*graphs, *padding]).apply(
+            lambda value: value.double() if value.is_floating_point() else value
+        )
+        if padding:
+            batch.real_nodes = torch.tensor(sum(graph.num_nodes for graph in graphs))
+            batch.real_edges = torch.tensor(sum(graph.num_edges for graph in graphs))
+        logits = model(batch)[: len(graphs)]
+        logits.pow(3).sum().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+        results.append([logits.detach(), gradients, model.state_dict()])
+    torch.testing.assert_close(results[1], results[0])

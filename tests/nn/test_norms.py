@@ -1,10 +1,11 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch_geometric.nn import LayerNorm as PyGLayerNorm
 
 from sfiformer import ranks
-from sfiformer.nn.norms import BatchNorm, GraphLayerNorm, make_norm
+from sfiformer.nn.norms import BatchNorm, GraphLayerNorm, add_and_norm, make_norm
 from sfiformer.nn.partition import Partition
 
 GRAPHS = Partition(torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([0, 3, 4, 6]), 3, 3)
@@ -63,3 +64,49 @@ def test_batch_norm_over_ranks_is_batch_norm_where_there_is_one():
             torch.testing.assert_close(inputs[1].grad, inputs[0].grad)
             torch.testing.assert_close(shared.weight.grad, plain.weight.grad)
     torch.testing.assert_close(dict(shared.named_buffers()), dict(plain.named_buffers()))
+
+
+def _double_norm(*, shared=False):
+    norm = BatchNorm(4).double()
+    nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
+    if shared:
+        ranks.join(norm)
+    return norm
+
+
+def _rows(count, padding, garbage):
+    """x and the gradient of the output, [count + padding, 4], real rows first."""
+    generator = torch.Generator().manual_seed(count)
+    x, grad = torch.randn(2, count, 4, generator=generator, dtype=torch.float64) * 3 + 7
+    return [torch.cat([values, values.new_full((padding, 4), garbage)]) for values in (x, grad)]
+
+
+@pytest.mark.parametrize("garbage", [1e30, float("nan")])
+@pytest.mark.parametrize("count", [0, 1, 2, 9])
+@pytest.mark.parametrize("shared", [False, True])
+def test_padding_rows_change_nothing(shared, count, garbage):
+    results = []
+    for padding in (0, 5):
+        norm = _double_norm(shared=shared and padding > 0)
+        x, grad = _rows(count, padding, garbage)
+        rows = torch.tensor(count) if padding else None
+        out = norm(x.requires_grad_(), rows=rows, activation="gelu")
+        out.backward(grad)
+        assert not out[count:].any()
+        assert not x.grad[count:].any()
+        results.append(
+            [out[:count], x.grad[:count], norm.weight.grad, norm.bias.grad, *norm.state_dict().values()]
+        )
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_the_parts_around_batch_norm_are_pytorchs():
+    """To the bit, with the same draws of dropout."""
+    x, update, residual = torch.randn(3, 8, 4)
+    ours, reference = BatchNorm(4), nn.BatchNorm1d(4)
+    torch.manual_seed(3)
+    after = ours(x, activation="relu", dropout=0.5, residual=residual)
+    before = add_and_norm(ours, x, update, GRAPHS, dropout=0.5, residual=residual)
+    torch.manual_seed(3)
+    assert torch.equal(after, residual + F.dropout(F.relu(reference(x)), 0.5))
+    assert torch.equal(before, residual + reference(x + F.dropout(update, 0.5)))

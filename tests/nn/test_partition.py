@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import torch
 from torch_geometric.data import Batch, Data
 
-from sfiformer.nn.partition import Partition, segment_sum
+from sfiformer.nn.partition import Partition
 
 
 def _graphs():
@@ -16,6 +16,9 @@ def test_of_a_pyg_batch():
     assert graphs.batch.tolist() == [0, 0, 0, 1, 2, 2]
     assert graphs.ptr.tolist() == [0, 3, 4, 6]
     assert (graphs.num_graphs, graphs.max_nodes) == (3, 3)
+    assert graphs.real_nodes is None
+    batch.real_nodes = torch.tensor(4)
+    assert Partition.of(batch, 6, batch.x.device).real_nodes == 4
 
 
 def test_of_a_single_graph():
@@ -39,4 +42,14 @@ def test_sum_mean_and_spread():
 
 def test_half_precision_is_added_up_in_float32():
     ones = torch.ones(1000, 1, dtype=torch.bfloat16)  # bfloat16 itself stops counting at 256
-    assert segment_sum(ones, torch.zeros(1000, dtype=torch.long), 1).item() == 1000.0
+    graphs = Partition(torch.zeros(1000, dtype=torch.long), torch.tensor([0, 1000]), 1, 1000)
+    assert graphs.sum(ones).item() == 1000.0
+
+
+def test_gradients_of_sums_and_means():
+    graphs = Partition(torch.tensor([0, 0, 2]), torch.tensor([0, 2, 2, 3]), 3, 2)
+    values = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(graphs.sum, values)
+    assert torch.autograd.gradcheck(graphs.mean, values[:, 0])
+    empty = Partition(torch.zeros(0, dtype=torch.long), torch.tensor([0, 0]), 1, 0)
+    assert empty.sum(torch.zeros(0, 3)).tolist() == [[0.0, 0.0, 0.0]]

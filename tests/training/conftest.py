@@ -53,14 +53,19 @@ def experiment(monkeypatch, overrides):
 
 @pytest.fixture(scope="session")
 def drive(overrides):
-    """drive({out: plan}, more): train by driver.py; gives the exit codes and standard error."""
+    """drive({out: plan}, more): train by driver.py; gives the exit codes and standard error.
 
-    def run(runs, more=()):
+    With `fail_on`, a rank, it is an error that is waited for: gives standard error alone.
+    """
+
+    def run(runs, more=(), fail_on=None):
         order = {
             "overrides": {**overrides, **dict(more)},
             "runs": {str(out): plan for out, plan in runs.items()},
             "sizes": SIZES,
         }
+        if fail_on is not None:
+            order["fail_on"] = fail_on
         done = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("driver.py")), json.dumps(order)],
             capture_output=True,
@@ -68,6 +73,9 @@ def drive(overrides):
             timeout=120,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
+        if fail_on is not None:
+            assert done.returncode != 0
+            return done.stderr
         assert done.returncode == 0, done.stderr
         return list(json.loads(done.stdout.splitlines()[-1]).values()), done.stderr
 

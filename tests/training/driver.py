@@ -6,7 +6,7 @@ A plan is a list of what befalls each process in turn that trains in the folder 
     {"call": 7}     SIGKILL within its seventh call that changes the disk
     {"signal": 15}  that signal as soon as the first epoch is in metrics.jsonl
 Processes are forks of this one, which has imported what takes long; their exit codes are printed. Where the
-plan is null, this process trains itself.
+plan is null, this process trains itself, with an error in the second step of the rank "fail_on", if given.
 """
 
 import json
@@ -22,6 +22,7 @@ import torch.utils.tensorboard  # noqa: F401
 from sfiformer.config import ExperimentConfig
 from sfiformer.data import synthetic
 from sfiformer.training import train
+from sfiformer.training.step import Step
 
 
 def die_within_call(number):
@@ -41,7 +42,23 @@ def die_within_call(number):
         setattr(os, name, fatal(getattr(os, name)))
 
 
+def fail_on(rank):
+    """An error of one rank alone, in its second step."""
+    calls, step = 0, Step.__call__
+
+    def fails(self, batches):
+        nonlocal calls
+        calls += 1
+        if calls == 2 and os.environ.get("LOCAL_RANK", "0") == str(rank):
+            raise ValueError(f"rank {rank} is out of luck")
+        return step(self, batches)
+
+    Step.__call__ = fails
+
+
 def work(order, out):
+    if "fail_on" in order:
+        fail_on(order["fail_on"])
     synthetic.CLUSTER_SIZES["small"] = tuple(order["sizes"])
     synthetic.SMALLEST, synthetic.LARGEST = 2, 5
     config = ExperimentConfig.from_preset("cluster", order["overrides"])

@@ -41,3 +41,11 @@ def test_two_processes_equal_one(tmp_path, experiment, drive):
         found = evaluate(two, split=split, checkpoint="last", device="cpu")
         assert found["mean_recall"] == records[1][-1][split]
     assert json.loads((two / "about.json").read_text())["processes"] == 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_one_rank_is_the_only_one_told(tmp_path, drive, rank):
+    said = drive({tmp_path / "run": None}, {"trainer.devices": 2}, fail_on=rank)
+    assert said.count("Traceback") == 1, said
+    assert f"ValueError: rank {rank} is out of luck" in said
+    assert "onnection" not in said

@@ -1,5 +1,8 @@
+import numpy as np
 import torch
 
+from sfiformer.data import BatchShape, GraphStore
+from sfiformer.training.examples import with_negatives
 from sfiformer.training.negatives import sample_negatives
 
 PTR = torch.tensor([0, 5, 8, 12])
@@ -10,7 +13,9 @@ LINKS = torch.tensor([[0, 0, 3, 5, 5, 8], [1, 2, 0, 6, 7, 11]])
 def draw(seed, per_positive=2):
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(LINKS.size(1), per_positive, generator=generator, dtype=torch.float64)
-    return sample_negatives(LINKS, PTR, uniform)
+    every = torch.ones(LINKS.size(1), dtype=torch.bool)
+    pairs, drawn = sample_negatives(LINKS, every, PTR, 12, uniform)
+    return pairs[:, drawn]
 
 
 def test_heads_are_those_of_the_true_links_and_tails_are_free():
@@ -37,6 +42,37 @@ def test_the_draws_decide():
     assert not torch.equal(draw(3, 50), draw(4, 50))
 
 
+def test_links_that_are_not_true_neither_exclude_nor_count():
+    true = torch.tensor([True, False, True, True, True, False])
+    pairs, drawn = sample_negatives(LINKS, true, PTR, 12, torch.full((6, 1), 0.99))
+    assert pairs.shape == (2, 6)
+    assert drawn.tolist() == [True, False, True, False, False, False]
+    # 0 is linked with 1 and 3, and no more with 2; 3 with 0.
+    assert pairs[:, drawn].tolist() == [[0, 3], [4, 4]]
+
+
 def test_no_links():
     none = torch.zeros(2, 0, dtype=torch.int64)
-    assert sample_negatives(none, PTR, torch.zeros(0, 2)).shape == (2, 0)
+    pairs, drawn = sample_negatives(none, torch.zeros(0, dtype=torch.bool), PTR, 12, torch.zeros(0, 2))
+    assert pairs.shape == (2, 0)
+    assert drawn.shape == (0,)
+
+
+def test_padding_draws_nothing():
+    rng = np.random.default_rng(0)
+    ends = torch.from_numpy(rng.integers(0, 5, (9, 2)))
+    store = GraphStore(
+        torch.tensor([0, 5, 10]),
+        torch.tensor([0, 0, 0]),
+        torch.zeros(2, 0, dtype=torch.int64),
+        link_ptr=torch.tensor([0, 4, 9]),
+        link={"edge_label_index": ends, "edge_label": torch.from_numpy(rng.integers(0, 2, 9))},
+    )
+    uniform = torch.from_numpy(rng.random((9, 2)))
+    plain, padded = store.batch([0, 1]), store.batch([0, 1], BatchShape(6, 17, 0, 16, 5, 5))
+    want, got = with_negatives(plain, uniform), with_negatives(padded, uniform)
+    labelled = [batch.edge_label_index[:, ~batch.edge_label.isnan()] for batch in (want, got)]
+    assert torch.equal(*labelled)
+    assert labelled[0].size(1) > 9
+    assert torch.equal(*(batch.edge_label[~batch.edge_label.isnan()] for batch in (want, got)))
+    assert int(got.edge_label_index.max()) < 17

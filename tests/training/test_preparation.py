@@ -33,6 +33,33 @@ def test_loss_and_metric_of_an_experiment(experiment):
     assert not loss.weighted
 
 
+def test_numbers_of_ones_own_graphs_are_standardised_unless_one_asks(tmp_path):
+    line = '{"num_nodes": 2, "edge_index": [[0], [1]], "x": [[%s], [%s]], "y": %d}'
+    numbers, categories = tmp_path / "numbers.jsonl", tmp_path / "categories.jsonl"
+    numbers.write_text("\n".join(line % (100.5 * i, 7.5, i % 2) for i in range(20)))
+    categories.write_text("\n".join(line % (i % 3, 1, i % 2) for i in range(20)))
+
+    def run(file, more=()):
+        settings = {"data.path": str(file), "data.root": str(tmp_path), **dict(more)}
+        prepared = prepare(ExperimentConfig.from_preset("custom", settings))
+        return prepared, prepared.facts.splitlines()[-1], prepared.stores["train"].node["x"].float()
+
+    prepared, fact, x = run(numbers)
+    assert fact == "standardised by the training split: x (data.standardize: false leaves them as they are)"
+    assert float(x.mean()) == pytest.approx(0, abs=1e-3)
+    assert float(x.std()) == pytest.approx(1, abs=0.05)
+    assert prepared.config.data.standardize is True
+    prepared, fact, x = run(numbers, {"data.standardize": False})
+    assert fact == "left as they are: x (data.standardize: true standardises them)"
+    assert float(x.max()) > 1000
+    assert prepared.standardizer is None
+    prepared, fact, _ = run(categories)
+    assert prepared.standardizer is None
+    assert "standardis" not in fact
+    with pytest.raises(UserError, match="neither x nor edge_attr holds real numbers"):
+        run(categories, {"data.standardize": True})
+
+
 @pytest.mark.parametrize(
     ("preset", "settings", "message"),
     [

@@ -18,7 +18,7 @@ RECORD = {
 def test_plain_lines_where_output_is_not_a_terminal(capsys):
     shown = TrainingProgress(None, epochs=2, steps=3, done=0, metric="accuracy")
     shown.say("hello")
-    shown.step(0, 1.5, 10.0)
+    shown.step(0, 1, 1.5, 10.0)
     shown.epoch(RECORD, best=True)
     shown.close()
     hello, line = capsys.readouterr().out.splitlines()
@@ -41,7 +41,7 @@ def test_live_display(monkeypatch):
     monkeypatch.setattr(module, "Console", lambda: Console(file=screen, force_terminal=True, width=120))
     shown = TrainingProgress(True, epochs=2, steps=3, done=3, metric="accuracy")
     shown.epoch(RECORD, best=True)
-    shown.step(1, 1.25, 1234.5)
+    shown.step(1, 1, 1.25, 1234.5)
     shown.close()
     text = screen.getvalue()
     for part in ("epoch 2/2", "loss 1.2500", "val accuracy 0.2500", "1,234 graphs/s", "left"):

@@ -34,7 +34,7 @@ def dfi_attention(
     if checks.wanted(check, q):
         require_ptr(ptr, len(q), max_nodes)
         require_finite(q=q, k=k, v=v)
-    if kernels.serve(q, v) and q.dtype == k.dtype == v.dtype:
+    if q.dtype == k.dtype == v.dtype:
         fused = kernels.attend(
             q,
             k,

@@ -78,22 +78,21 @@ def sfi_attention(
     common = reduce(torch.promote_types, (x.dtype for x in tensors))
     q, k, v, q_friction, k_friction = (x.to(common) for x in tensors)
     tensors, potential = (q, k, v, q_friction, k_friction), scaling == "potential"
-    if kernels.serve(*tensors):
-        if look:
-            require_values(v, ptr, lam, max_nodes)
-            require_finite(q=q, k=k, q_friction=q_friction, k_friction=k_friction)
-        fused = kernels.attend(
-            *tensors,
-            ptr,
-            lam,
-            alpha=float(alpha),
-            potential=potential,
-            scale=scale,
-            dropout_p=dropout_p,
-            max_nodes=max_nodes,
-        )
-        if fused is not None:
-            return fused.to(dtype)
+    if look and kernels.usable(q):  # on other devices the plain operator looks
+        require_values(v, ptr, lam, max_nodes)
+        require_finite(q=q, k=k, q_friction=q_friction, k_friction=k_friction)
+    fused = kernels.attend(
+        *tensors,
+        ptr,
+        lam,
+        alpha=float(alpha),
+        potential=potential,
+        scale=scale,
+        dropout_p=dropout_p,
+        max_nodes=max_nodes,
+    )
+    if fused is not None:
+        return fused.to(dtype)
     seed = torch.randint(1 << 62, ()) if dropout_p else torch.zeros((), dtype=torch.int64)
     options = (float(alpha), potential, scale, dropout_p, max_nodes, look)
     return packed_attention(*tensors, ptr, lam, seed, *options)[0].to(dtype)

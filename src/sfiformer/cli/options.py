@@ -39,6 +39,21 @@ def dotted_parameters() -> list[inspect.Parameter]:
     return parameters
 
 
+def preset_values(preset: str) -> dict[str, str]:
+    """The values of a preset by dotted key, as an option would be given them; none where there is no such preset."""
+    try:
+        config: Any = ExperimentConfig.from_preset(preset)
+    except (ValueError, OSError):
+        return {}
+    values = {}
+    for key in dotted_keys(ExperimentConfig):
+        value = config
+        for name in key.split("."):
+            value = getattr(value, name)
+        values[key] = _text(value)
+    return values
+
+
 def attribute_docs(cls: type) -> dict[str, str]:
     """The string that stands below each attribute of a class."""
     (definition,) = ast.parse(inspect.getsource(cls)).body
@@ -92,6 +107,14 @@ def _parameter(key: str, document: str) -> inspect.Parameter:
         default=None,
         annotation=Annotated[str | None, option],
     )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_text, value))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "null" if value is None else str(value)
 
 
 def _hint(key: str) -> Any:

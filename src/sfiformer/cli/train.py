@@ -2,11 +2,13 @@
 
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from typer.core import TyperCommand, TyperOption
 
-from sfiformer.cli.options import Debug, dotted_parameters, parse
+from sfiformer.cli.options import Debug, dotted_parameters, parse, preset_values
 
 if TYPE_CHECKING:
     from sfiformer.config import ExperimentConfig
@@ -15,7 +17,22 @@ HELP = """Train PRESET (a name that `sfi presets` lists, or a YAML file) into a 
 
 `sfi train custom --data.path FILE` trains on your own graphs: PyG .pt, JSON lines, or a CSV of SMILES.
 
-The preset gives every setting below; an option changes one. `--dry-run` shows them all, resolved."""
+The preset gives every setting below; an option changes one. `sfi train PRESET --help` shows the preset's values,
+`--dry-run` all settings as the data resolve them."""
+
+
+class TrainCommand(TyperCommand):
+    """A command whose help shows the values of the preset that it is asked for with."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        preset = next((argument for argument in args if not argument.startswith("-")), None)
+        if preset is not None and {"-h", "--help"} & set(args):
+            values = preset_values(preset)
+            for parameter in self.params:
+                key = (parameter.name or "").replace("__", ".")
+                if key in values and isinstance(parameter, TyperOption):
+                    parameter.help = f"{parameter.help} {escape(f'[{preset}: {values[key]}]')}"
+        return super().parse_args(ctx, args)
 
 
 def train(
@@ -58,7 +75,7 @@ def register(app: typer.Typer) -> None:
     parameters = [*own, *dotted_parameters()]
     train.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     train.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(help=HELP)(train)
+    app.command(help=HELP, cls=TrainCommand)(train)
 
 
 def _describe(config: "ExperimentConfig") -> None:

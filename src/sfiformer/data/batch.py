@@ -33,6 +33,7 @@ class GraphBatch:
     real_nodes: Tensor | None  # [] int64, in a padded batch: the rows after these are padding
     real_edges: Tensor | None
     real_graphs: Tensor | None
+    edges_by_target = True  # edge_index ascends in row 1: see `EdgeOrder.of`
 
     def __init__(
         self,

@@ -10,8 +10,9 @@ import numpy as np
 if TYPE_CHECKING:
     from sfiformer.data.store import GraphStore
 
-# Multiples of the average batch that a batch may be padded to: dense where most batches lie.
-RUNGS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
+# Multiples of the average batch that a batch may be padded to: dense where most batches lie, and one that holds
+# nearly all batches where they hardly differ.
+RUNGS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.9, 1.02, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
 ROUND = 64  # numbers of nodes, edges and links are multiples of this
 FILLER = 16  # nodes of a padding graph, at most
 
@@ -44,7 +45,7 @@ class BatchShape:
         if not self.filler:
             return (len(sizes), nodes, edges, links) == (self.graphs, self.nodes, self.edges, self.links)
         padding = -(-(self.nodes - nodes) // self.filler)  # graphs
-        return (
+        return bool(
             nodes < self.nodes
             and edges <= self.edges
             and links <= self.links
@@ -79,7 +80,7 @@ def filler_nodes(store: GraphStore) -> int:
 
 
 class Ladder:
-    """The few shapes that the batches of a store are padded to.
+    """The few shapes that batches of up to `batch_size` graphs of a store (a rank's share) are padded to.
 
     Rung m holds m times the nodes, edges and links of the average batch, rounded up to multiples of 64, with
     room for the padding graphs of a batch with a fifth fewer nodes than the rung below has (64 at least, if so

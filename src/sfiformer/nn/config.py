@@ -59,6 +59,8 @@ class ModelConfig:
     """Dropout on the flows Z."""
     solver: Literal["exact", "proximal"] = "exact"
     """How flows are solved for: exactly, or by the paper's iteration."""
+    proximal_iterations: int = 10
+    """Steps of that iteration, for solver: proximal."""
 
     node_encoder: Literal["linear", "atom", "categories", "constant"] | None = None
     """Node features: numbers, OGB's nine of an atom, other categories, or none (one embedding for all)."""
@@ -97,7 +99,7 @@ class ModelConfig:
     """Scale the hidden rows of the head to unit length, as the reference implementation does."""
 
     def __post_init__(self) -> None:
-        for key in ("layers", "dim", "heads", "head_layers", "pe_size", "pe_dim"):
+        for key in ("layers", "dim", "heads", "head_layers", "pe_size", "pe_dim", "proximal_iterations"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} is {getattr(self, key)}; it must be at least 1")
         for key in ("node_features", "edge_features", "outputs"):

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sfiformer.attention import Adjacency
+from sfiformer.attention import Adjacency, EdgeOrder
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.partition import Partition, Structure
 
@@ -137,6 +137,7 @@ class FeatureEncoder(nn.Module):
         self.needs_adjacency = config.attention == "adjacency" or (
             config.attention in ("sfi", "dfi") and config.adjacency
         )
+        self.needs_order = self.needs_adjacency or config.local == "gatedgcn"
         pe_dim = config.pe_dim if config.pe in ("lappe", "rwse") else 0
         self.node = _feature_encoder(config, "node", config.dim - pe_dim)
         self.edge = _feature_encoder(config, "edge", config.dim) if config.uses_edges else None
@@ -162,8 +163,16 @@ class FeatureEncoder(nn.Module):
             p = self.position(self._encoding(batch, "eslappe_vectors"))  # [N, d]
             difference = p.index_select(0, edge_index[0]) - p.index_select(0, edge_index[1])  # [E, d]
             distance = difference.square().sum(-1, keepdim=True)
-        adjacency = Adjacency.of(edge_index, batch.num_nodes, x.dtype) if self.needs_adjacency else None
-        return x, e, Structure(edge_index, graphs, adjacency, distance)
+        order = None
+        if self.needs_order:
+            order = EdgeOrder.of(
+                edge_index, batch.num_nodes, by_target=getattr(batch, "edges_by_target", None)
+            )
+        adjacency = None
+        if self.needs_adjacency:
+            adjacency = Adjacency.of(edge_index, batch.num_nodes, x.dtype, order=order)
+        real_edges = getattr(batch, "real_edges", None)
+        return x, e, Structure(edge_index, graphs, adjacency, distance, order, real_edges)
 
     def _features(self, encoder: nn.Module, batch: Any, field: str, count: int) -> Tensor:
         if isinstance(encoder, ConstantEncoder):

@@ -1,11 +1,10 @@
 """GatedGCN: message passing with a gate per edge and channel."""
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from sfiformer.attention import EdgeOrder
+from sfiformer.nn.gated_sum import gated_sum
 from sfiformer.nn.norms import BatchNorm
-from sfiformer.nn.partition import segment_sum
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 
@@ -38,13 +37,12 @@ class GatedGCN(nn.Module):
         update_edges: bool = True,
     ) -> None:
         super().__init__()
-        self.dim, self.dropout, self.update_edges = dim, dropout, update_edges
+        self.dim, self.dropout, self.activation, self.update_edges = dim, dropout, activation, update_edges
         # A, D, B, E side by side: one product in place of four.
         self.node_projection = nn.Linear(dim, 4 * dim)
         self.edge_projection = nn.Linear(dim, dim)  # C
         self.node_norm = BatchNorm(dim)
         self.edge_norm = BatchNorm(dim).requires_grad_(update_edges)
-        self.activation = ACTIVATIONS[activation]()
         self.pe_gate = (
             nn.Sequential(nn.Linear(1, dim), ACTIVATIONS[activation](), nn.Linear(dim, 1), nn.Sigmoid())
             if pe_gate
@@ -52,28 +50,30 @@ class GatedGCN(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, e: Tensor, edge_index: Tensor, distance: Tensor | None = None
+        self,
+        x: Tensor,
+        e: Tensor,
+        edge_index: Tensor,
+        distance: Tensor | None = None,
+        order: EdgeOrder | None = None,
+        real_nodes: Tensor | None = None,
+        real_edges: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x [N, d], e [E, d], edge_index [2, E], distance [E, 1] = ‖p_i − p_j‖² → new x, new e."""
-        source, target = edge_index
-        at_target, at_source = self.node_projection(x).split(2 * self.dim, dim=1)  # [N, 2d] each
-        own, query = at_target.split(self.dim, dim=1)  # A x, D x
-        message, key = at_source.index_select(0, source).split(self.dim, dim=1)  # B x_j, E x_j   [E, d]
-        e_hat = query.index_select(0, target) + key + self.edge_projection(e)  # [E, d]
-        gate = torch.sigmoid(e_hat)
-        if self.pe_gate is not None:
-            gate = gate * self.pe_gate(distance)
-        sums = segment_sum(torch.cat([gate * message, gate], dim=1), target, x.size(0))  # [N, 2d]
-        flow, weight = sums.split(self.dim, dim=1)
-        x_hat = own + flow / (weight + 1e-6)
+        """x [N, d], e [E, d], edge_index [2, E], distance [E, 1] = ‖p_i − p_j‖², its order if known → new x, new e.
 
-        x = x + self._update(self.node_norm(x_hat))
+        In a padded batch real_nodes and real_edges say how many of the rows are real (`Partition`).
+        """
+        if order is None:
+            order = EdgeOrder.of(edge_index, x.size(0))
+        pe_gate = None if self.pe_gate is None else self.pe_gate(distance)  # [E, 1]
+        x_hat, e_hat = gated_sum(self.node_projection(x), self.edge_projection(e), pe_gate, order)
+        x = self._update(x, self.node_norm, x_hat, real_nodes)
         if self.update_edges:
-            e = e + self._update(self.edge_norm(e_hat))
+            e = self._update(e, self.edge_norm, e_hat, real_edges)
         return x, e
 
-    def _update(self, normed: Tensor) -> Tensor:
-        return F.dropout(self.activation(normed), self.dropout, self.training)
+    def _update(self, old: Tensor, norm: BatchNorm, update: Tensor, rows: Tensor | None) -> Tensor:
+        return norm(update, rows=rows, activation=self.activation, dropout=self.dropout, residual=old)
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, dropout={self.dropout}, update_edges={self.update_edges}"
+        return f"{self.dim}, activation={self.activation}, dropout={self.dropout}, update_edges={self.update_edges}"

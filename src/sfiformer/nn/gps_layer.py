@@ -1,13 +1,13 @@
 """One layer of the model: local message passing beside global attention, then a feed-forward block."""
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sfiformer.attention import SFiAttention
+from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS
 from sfiformer.nn.local import make_local
-from sfiformer.nn.norms import make_norm
+from sfiformer.nn.norms import add_and_norm, make_norm
 from sfiformer.nn.partition import Structure
 
 
@@ -38,7 +38,7 @@ def make_attention(config: ModelConfig) -> SFiAttention:
         alpha=config.alpha,
         qk_norm=config.qk_norm,
         dropout=config.attention_dropout,
-        solver=config.solver,
+        solver=Proximal(config.proximal_iterations) if config.solver == "proximal" else "exact",
     )
 
 
@@ -48,7 +48,7 @@ class GPSLayer(nn.Module):
         x_local = norm(local(x, e))                     (the residual is part of local)
         x_global = norm(x + dropout(attention(x)))
         h = x_local + x_global
-        x ← norm(h + FFN(h)),     FFN = Linear(d, 2d), act, dropout, Linear(2d, d), dropout
+        x ← norm(h + dropout(FFN(h))),     FFN = Linear(d, 2d), act, dropout, Linear(2d, d)
 
     With one of the two left out, h is the other; with both, h = x.
     """
@@ -66,22 +66,20 @@ class GPSLayer(nn.Module):
             ACTIVATIONS[config.activation](),
             nn.Dropout(config.dropout),
             nn.Linear(2 * dim, dim),
-            nn.Dropout(config.dropout),
         )
         self.norm = make_norm(config.norm, dim)
 
     def forward(self, x: Tensor, e: Tensor | None, structure: Structure) -> tuple[Tensor, Tensor | None]:
         """x [N, d], e [E, d] → new x, new e."""
-        edge_index, graphs, adjacency, distance = structure
-        branches = []
+        edge_index, graphs, adjacency, distance, order, real_edges = structure
+        h = None
         if self.local is not None and self.local_norm is not None:
-            local, e = self.local(x, e, edge_index, distance)
-            branches.append(self.local_norm(local, graphs))
+            local, e = self.local(x, e, edge_index, distance, order, graphs.real_nodes, real_edges)
+            h = self.local_norm(local, graphs)
         if self.attention is not None and self.attention_norm is not None:
             update = self.attention(
                 x, edge_index, graphs.ptr, max_nodes=graphs.max_nodes, adjacency=adjacency
             )
-            update = F.dropout(update, self.dropout, self.training)
-            branches.append(self.attention_norm(x + update, graphs))
-        h = sum(branches[1:], branches[0]) if branches else x
-        return self.norm(h + self.feed_forward(h), graphs), e
+            h = add_and_norm(self.attention_norm, x, update, graphs, dropout=self.dropout, residual=h)
+        h = x if h is None else h
+        return add_and_norm(self.norm, h, self.feed_forward(h), graphs, dropout=self.dropout), e

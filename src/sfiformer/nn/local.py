@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sfiformer.attention import EdgeOrder
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS, GatedGCN
 
@@ -34,7 +35,14 @@ class PyGLocal(nn.Module):
         self.dropout = dropout
 
     def forward(
-        self, x: Tensor, e: Tensor | None, edge_index: Tensor, distance: Tensor | None = None
+        self,
+        x: Tensor,
+        e: Tensor | None,
+        edge_index: Tensor,
+        distance: Tensor | None = None,
+        order: EdgeOrder | None = None,
+        real_nodes: Tensor | None = None,
+        real_edges: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         update = self.conv(x, edge_index, e) if self.sees_edges else self.conv(x, edge_index)
         return x + F.dropout(update, self.dropout, self.training), e

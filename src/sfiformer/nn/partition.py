@@ -5,16 +5,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sfiformer.attention import Adjacency
+from sfiformer.attention import Adjacency, EdgeOrder
+from sfiformer.attention.edges import segment_sum
 
 
 class Partition(NamedTuple):
-    """Graph g owns the nodes ptr[g] … ptr[g+1]-1."""
+    """Graph g owns the nodes ptr[g] … ptr[g+1]-1.
+
+    A batch may be padded with graphs that stand at its end: `real_nodes` says how many nodes come before.
+    """
 
     batch: Tensor  # [N] int64, the graph of each node, ascending
     ptr: Tensor  # [G+1] int64
     num_graphs: int
     max_nodes: int
+    real_nodes: Tensor | None = None  # int64 [], on the device; None: all
 
     @classmethod
     def of(cls, batch: Any, num_nodes: int, device: torch.device) -> "Partition":
@@ -29,11 +34,11 @@ class Partition(NamedTuple):
         max_nodes = getattr(batch, "max_nodes", None)
         if max_nodes is None:
             max_nodes = int(ptr.diff().max()) if ptr.numel() > 1 else 0
-        return cls(index, ptr, ptr.numel() - 1, max_nodes)
+        return cls(index, ptr, ptr.numel() - 1, max_nodes, getattr(batch, "real_nodes", None))
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over each graph: [N, …] → [G, …]."""
-        return segment_sum(values, self.batch, self.num_graphs)
+        """Sum over each graph: [N, …] → [G, …]; that of half-precision values is made, and returned, in float32."""
+        return segment_sum(values, self.ptr, self.batch)
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean over each graph: [N, d] → [G, d]; 0 for a graph without nodes."""
@@ -51,12 +56,5 @@ class Structure(NamedTuple):
     graphs: Partition
     adjacency: Adjacency | None = None  # Ã, where the attention has that term
     distance: Tensor | None = None  # [E, 1], ‖p_i − p_j‖² of the ESLapPE encodings
-
-
-def segment_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
-    """out[i] = Σ values[k] over the k with index[k] = i: [K, …] → [size, …]; 0 where no index points.
-
-    Half-precision values are added up, and returned, in float32.
-    """
-    values = values.to(torch.promote_types(values.dtype, torch.float32))
-    return values.new_zeros(size, *values.shape[1:]).index_add(0, index, values)
+    order: EdgeOrder | None = None  # of edge_index, where a layer walks along the edges
+    real_edges: Tensor | None = None  # int64 [], on the device: padding edges come after these; None: all

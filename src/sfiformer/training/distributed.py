@@ -2,13 +2,16 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
 
+from sfiformer import ranks
 from sfiformer.config import TrainerConfig
-from sfiformer.errors import UserError
+from sfiformer.errors import TrainingError, UserError
 
 
 def make_fabric(settings: TrainerConfig) -> Fabric:
@@ -34,8 +37,19 @@ def make_fabric(settings: TrainerConfig) -> Fabric:
         devices=devices,
         num_nodes=nodes,
         strategy=DDPStrategy() if devices * nodes > 1 else "auto",
-        precision="32-true" if settings.precision == "32" else settings.precision,
+        precision="bf16-mixed" if settings.precision == "bf16-mixed" else "32-true",
     )
+
+
+@contextmanager
+def products(precision: str) -> Iterator[None]:
+    """Products of float32 matrices in TF32 within the block, where `precision` is tf32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def leads(fabric: Fabric) -> bool:
@@ -49,6 +63,32 @@ def leave() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def one_voice() -> Iterator[None]:
+    """Of the errors that follow from one another, as when a rank is gone in the middle of a sum, only the first is raised.
+
+    The other ranks exit with code 1. A `TrainingError` comes to all ranks alike: rank 0 raises it.
+    """
+    try:
+        yield
+    except Exception as error:
+        if ranks.count() > 1:
+            first = _is_first()
+            if not (ranks.rank() == 0 if isinstance(error, TrainingError) else first):
+                raise SystemExit(1) from error
+        raise
+
+
+def _is_first() -> bool:
+    """Whether this rank is the first to fail; from now on no other is."""
+    own = str(ranks.rank())
+    try:
+        store = torch.distributed.distributed_c10d._get_default_store()
+        return store.compare_set("sfiformer/failed", "", own).decode() == own
+    except RuntimeError:  # rank 0, which keeps the store, is gone
+        return False
 
 
 def _launched() -> tuple[int, int] | None:

@@ -23,6 +23,7 @@ from sfiformer.training.examples import update
 from sfiformer.training.inference import load_checkpoint, model_inputs, pick_device
 from sfiformer.training.mrr import link_mrrs
 from sfiformer.training.preparation import encoding_cache, objective
+from sfiformer.training.replay import Replay
 from sfiformer.training.run_folder import RunFolder
 from sfiformer.training.sampling import in_batches, share
 
@@ -41,11 +42,12 @@ def measure(
     graphs: np.ndarray | None = None,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     between: Callable[[], None] | None = None,
+    replay: Replay | None = None,
 ) -> None:
     """Let `metric` see the model in evaluation mode on all graphs of a store, or on those numbered `graphs`.
 
     Each rank takes its share of every batch and none a graph twice; `metric.compute()` joins them. `between`
-    is called before each batch, on all ranks.
+    is called before each batch, on all ranks. `replay`, if given, says the model's answers and the right ones.
     """
     model.eval()
     everything = np.arange(len(store)) if graphs is None else graphs
@@ -53,7 +55,9 @@ def measure(
         if between is not None:
             between()
         mine = batch[share(batch, ranks.rank(), ranks.count())]
-        if len(mine):
+        if replay is not None:
+            metric.update(*replay([mine]))
+        elif len(mine):
             with autocast():
                 update(metric, model, store.batch(mine).to(device), task)
 

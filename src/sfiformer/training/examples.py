@@ -1,6 +1,7 @@
 """What a batch asks of the model, and what the right answers are."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
@@ -27,13 +28,17 @@ def true_links(batch: GraphBatch) -> Tensor:
 
 
 def with_negatives(batch: GraphBatch, uniform: Tensor) -> GraphBatch:
-    """The true links of a batch, label 1, and false ones that `uniform` [L, K] chooses for each, label 0."""
-    true = true_links(batch)
-    positives = batch.edge_label_index[:, true]  # [2, P]
-    negatives = sample_negatives(positives, batch.ptr, uniform.to(batch.device)[true])
-    label = torch.zeros(positives.size(1) + negatives.size(1), device=batch.device)
-    label[: positives.size(1)] = 1.0
-    return batch.replace(edge_label_index=torch.cat([positives, negatives], dim=1), edge_label=label)
+    """The true links of a batch, label 1, and false ones that `uniform` chooses for each, label 0.
+
+    `uniform` [R, K] is for the R links that come first; those of padding have none. Pairs that are neither have
+    no label (NaN): how many there are of each does not show in the shapes.
+    """
+    links, true = batch.edge_label_index, true_links(batch)
+    uniform = F.pad(uniform.to(batch.device), (0, 0, 0, links.size(1) - len(uniform)))  # [L, K]
+    negatives, negative = sample_negatives(links, true, batch.ptr, batch.num_nodes, uniform)
+    label = torch.cat([true.float(), torch.zeros_like(negative, dtype=torch.float32)])
+    label = label.masked_fill(~torch.cat([true, negative]), torch.nan)
+    return batch.replace(edge_label_index=torch.cat([links, negatives], dim=1), edge_label=label)
 
 
 def update(metric: Metric | MetricCollection, model: SFiFormer, batch: GraphBatch, task: Task) -> None:

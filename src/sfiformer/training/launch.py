@@ -12,7 +12,7 @@ from sfiformer import ranks
 from sfiformer.config import ExperimentConfig
 from sfiformer.nn.model import SFiFormer, load_dense
 from sfiformer.training.checkpoint import Checkpoints, read_state
-from sfiformer.training.distributed import leads, leave, make_fabric
+from sfiformer.training.distributed import leads, leave, make_fabric, one_voice, products
 from sfiformer.training.inference import load_checkpoint
 from sfiformer.training.interruption import Interrupted
 from sfiformer.training.metrics_log import MetricsLog
@@ -56,6 +56,7 @@ def train(
         stack.enter_context(
             torch.random.fork_rng(devices=[])
         )  # the caller's random numbers stay as they were
+        stack.enter_context(products(config.trainer.precision))
         prepared, values = None, None
         if lead:  # what can go wrong does so here, before other processes start
             stack.enter_context(run.claim(resume=resume))
@@ -65,6 +66,7 @@ def train(
             with run.writing():
                 values = checkpoints.open()
         fabric.launch()
+        stack.enter_context(one_voice())
         prepared = prepared or prepare(config)  # rank 0 has left what takes long in the caches
         if fabric.broadcast(values is not None) and values is None:
             values = read_state(run.path / "last")
@@ -73,7 +75,7 @@ def train(
         model.to(fabric.device)
         if ranks.count() > 1:
             ranks.join(model)
-        optimizer = _optimizer(model, prepared.config, values)
+        optimizer = make_optimizer(model, prepared.config, values)
         state = State() if values is None else State.from_dict(values, run.path / "last")
         loss, metric = objective(prepared.config, prepared.task)
 
@@ -127,15 +129,22 @@ def _model(
     return model, {}
 
 
-def _optimizer(
-    model: SFiFormer, config: ExperimentConfig, values: dict[str, Any] | None
+def make_optimizer(
+    model: SFiFormer, config: ExperimentConfig, values: dict[str, Any] | None = None
 ) -> torch.optim.AdamW:
+    """AdamW for the model where it lies; `values` of a checkpoint take it up where that was written."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=config.optim.lr, weight_decay=config.optim.weight_decay)
+    device = trained[0].device
+    settings: dict[str, Any] = {"lr": config.optim.lr, "weight_decay": config.optim.weight_decay}
+    if device.type == "cuda":  # one kernel that a CUDA graph can hold, with the learning rate on the device
+        settings |= {"lr": torch.tensor(config.optim.lr, device=device), "fused": True, "capturable": True}
+    optimizer = torch.optim.AdamW(trained, **settings)
     if values is not None:
         optimizer.load_state_dict(values["optimizer"])
-        for group in optimizer.param_groups:  # a resumed run may have another
-            group["weight_decay"] = config.optim.weight_decay
+        for group in optimizer.param_groups:  # a resumed run may have others
+            group.update(settings)
+        for state in optimizer.state.values():  # or another device
+            state["step"] = state["step"].to(device)
     return optimizer
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchmetrics import Metric
 
-from sfiformer.config import ExperimentConfig
+from sfiformer.config import DataConfig, ExperimentConfig
 from sfiformer.data.named import load_dataset
 from sfiformer.data.schema import Schema
 from sfiformer.data.standardize import Standardizer
@@ -59,10 +59,11 @@ def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
         node_categories=schema.node.sizes,
         edge_categories=schema.edge.sizes if schema.edge else None,
     )
-    standardizer = _standardizer(dataset.splits["train"]) if config.data.standardize else None
+    standardizer, scaling = _standardizer(config.data, dataset.splits["train"])
     cache = encoding_cache(config)
+    data = replace(config.data, standardize=standardizer is not None)
     return Prepared(
-        config=replace(config, model=model),
+        config=replace(config, model=model, data=data),
         stores={
             split: model_inputs(store, model, standardizer, cache) if encode else store
             for split, store in dataset.splits.items()
@@ -70,7 +71,7 @@ def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
         task=dataset.task,
         schema=schema,
         standardizer=standardizer,
-        facts=dataset.describe(),
+        facts="\n".join([dataset.describe(), *scaling]),
         ids=dataset.ids,
     )
 
@@ -91,14 +92,23 @@ def objective(config: ExperimentConfig, task: Task) -> tuple[Loss, Metric]:
         raise UserError(f"{error}{hint}") from None
 
 
-def _standardizer(train: GraphStore) -> Standardizer:
+def _standardizer(config: DataConfig, train: GraphStore) -> tuple[Standardizer | None, list[str]]:
+    """What the features are standardised with, if they are, and a line that says so where there are any."""
     fields = [
         name
         for name, tensor in (*train.node.items(), *train.edge.items())
         if name in ("x", "edge_attr") and tensor.is_floating_point()
     ]
-    if not fields:
+    if config.standardize and not fields:
         raise UserError(
             "data.standardize is on, but neither x nor edge_attr holds real numbers; set it to false"
         )
-    return Standardizer.fit(train, fields)
+    own, names = config.name == "custom", " and ".join(fields)
+    if fields and (config.standardize or (config.standardize is None and own)):
+        scaled = (
+            f"standardised by the training split: {names} (data.standardize: false leaves them as they are)"
+        )
+        return Standardizer.fit(train, fields), [scaled]
+    return None, [
+        f"left as they are: {names} (data.standardize: true standardises them)"
+    ] if fields and own else []

@@ -40,9 +40,9 @@ class TrainingProgress:
         elif not self.silent:
             print(text, flush=True)
 
-    def step(self, epoch: int, loss: float, graphs_per_second: float) -> None:
-        """A step is done, in epoch 0, 1, …"""
-        self.done += 1
+    def step(self, epoch: int, step: int, loss: float, graphs_per_second: float) -> None:
+        """So many steps are done of epoch 0, 1, …"""
+        self.done = epoch * self.steps + step
         if self.live is not None:
             self.live.update(
                 self.task,

@@ -22,6 +22,11 @@ class State:
     seconds: float = 0.0
     history: list[Record] = field(default_factory=list)
 
+    @property
+    def speed(self) -> float:
+        """Graphs a second."""
+        return self.graphs / self.train_seconds
+
     def finish_epoch(self, record: Record) -> None:
         """Count an epoch as done; the sums start anew."""
         history = [*self.history, record]

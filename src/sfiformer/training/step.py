@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from sfiformer import ranks
@@ -25,6 +26,9 @@ class Step:
 
     With several ranks, each has its share of the batch. The loss is that of the global batch,
     Σ_r total_r / Σ_r weight_r with class weights from Σ_r counts_r, and so are its gradient and its norm.
+
+    On a GPU nothing waits for the device: a step that is not finite changes no weight, nor does any step after
+    it, and the caller finds out whenever it looks at what the step gave (then `explain` says more).
     """
 
     def __init__(
@@ -38,13 +42,34 @@ class Step:
     ) -> None:
         self.fabric, self.model, self.optimizer = fabric, model, optimizer
         self.loss, self.task, self.clip_norm = loss, task, clip_norm
+        self.spoilt = None
+        if fabric.device.type == "cuda":
+            self.spoilt = torch.zeros((), device=fabric.device)  # 1 from the first step on that is not finite
+            optimizer.found_inf = self.spoilt  # type: ignore[attr-defined]  # AdamW's own way to skip a step
 
-    def __call__(self, batches: Sequence[GraphBatch]) -> list[float]:
-        """Step along the mean gradient of some batches; their losses.
+    def __call__(self, batches: Sequence[GraphBatch]) -> Tensor:
+        """Step along the mean gradient of some batches; their losses, and the norm of the gradient.
 
         Raises:
-            NonFinite: on all ranks alike.
+            NonFinite: on a CPU, on all ranks alike.
         """
+        outputs, values, trained = self._gradient(batches)
+        if self.spoilt is not None:
+            torch.maximum(self.spoilt, (~values.isfinite()).any(), out=self.spoilt)
+        elif not bool(values.isfinite().all()):
+            raise NonFinite(self._where(outputs, values.tolist()))
+        clip_grads_with_norm_(trained, self.clip_norm, values[-1])
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return values
+
+    def explain(self, batches: Sequence[GraphBatch]) -> NonFinite:
+        """What was not finite in a step on these batches that has left the weights as they were."""
+        outputs, values, _ = self._gradient(batches)
+        return NonFinite(self._where(outputs, values.tolist()))
+
+    def _gradient(self, batches: Sequence[GraphBatch]) -> tuple[list[Tensor], Tensor, list[Parameter]]:
+        """Outputs, losses and norm of the gradient, and the parameters that have one."""
         outputs, losses = [], []
         for batch in batches:
             output, loss = self._backward(batch, 1 / len(batches))
@@ -53,13 +78,7 @@ class Step:
         ranks.sum_gradients(self.model.parameters())
         trained = [p for p in self.model.parameters() if p.grad is not None]
         norm = get_total_norm([p.grad for p in trained if p.grad is not None])
-        values = torch.stack([*losses, norm]).tolist()  # the one wait for the device
-        if not all(map(math.isfinite, values)):
-            raise NonFinite(self._where(outputs, values))
-        clip_grads_with_norm_(trained, self.clip_norm, norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return values[:-1]
+        return outputs, torch.stack([*losses, norm]), trained
 
     def _backward(self, batch: GraphBatch, factor: float) -> tuple[Tensor, Tensor]:
         """Add a batch's gradient; the outputs, and the loss of the global batch."""

@@ -1,12 +1,15 @@
 """The loop: epochs of steps, each epoch measured and kept."""
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from torch import Tensor
 from torchmetrics import Metric
 
 from sfiformer import ranks
@@ -16,12 +19,13 @@ from sfiformer.errors import TrainingError
 from sfiformer.nn.model import SFiFormer
 from sfiformer.training.checkpoint import Checkpoints
 from sfiformer.training.evaluation import computed, measure
-from sfiformer.training.examples import with_negatives
+from sfiformer.training.examples import target_of, with_negatives
 from sfiformer.training.interruption import Interrupted, Interruption
 from sfiformer.training.losses import Loss
 from sfiformer.training.metrics_log import MetricsLog, Record
 from sfiformer.training.preparation import Prepared
 from sfiformer.training.progress import TrainingProgress
+from sfiformer.training.replay import Replay
 from sfiformer.training.sampling import (
     Stream,
     derived_seed,
@@ -38,6 +42,7 @@ from sfiformer.training.zeros import zero_share
 
 SUBSET = 1000  # training graphs that are measured where no validation split sets the number
 LISTED = 64  # graphs named in an error
+READ_EVERY = 0.5  # seconds between looks at the losses on a GPU, which wait for it
 ZERO_GRAPHS = 4  # on which the share of zero flows is measured
 
 
@@ -71,6 +76,13 @@ class Trainer:
         self.metric = metric.to(self.device)
         self.stores = on_device(prepared.stores, self.device)
         self.step = Step(fabric, model, optimizer, loss, self.task, self.config.optim.clip_norm)
+        # Without gradients there is room for larger batches.
+        self.measured_batch = self.config.data.batch_size * (4 if self.device.type == "cuda" else 1)
+        self.replays = self._replays()
+        self.unread: list[
+            tuple[np.ndarray, Tensor]
+        ] = []  # of steps done: their graphs, and what the step gave
+        self.read_at = time.perf_counter()
         train, val = self.stores["train"], self.stores.get("val")
         self.subset = train_subset(len(train), len(val) if val else SUBSET, self.config.seed)
         self.interruption = Interruption(self.device)
@@ -101,18 +113,23 @@ class Trainer:
         steps = list(in_batches(epoch_order(len(train), self.config.seed, state.epoch), span))
         lr = learning_rate(self.config.optim, settings.epochs, state.epoch)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
         self.model.train()
+        self.read_at = time.perf_counter()
         while state.step < len(steps):
             self._stop_if_asked()
-            start = time.perf_counter()
             self._step(steps[state.step])
-            state.train_seconds += time.perf_counter() - start
-            state.seconds = time.perf_counter() - began
-            speed = state.graphs / state.train_seconds
-            self.progress.step(state.epoch, state.loss_sum / state.graphs, speed)
             every = settings.checkpoint_steps
-            if every and state.step % every == 0 and state.step < len(steps):
+            due = bool(every) and state.step % (every or 1) == 0 and state.step < len(steps)
+            patience = READ_EVERY if self.device.type == "cuda" else 0.0
+            if due or state.step == len(steps) or time.perf_counter() - self.read_at >= patience:
+                self._read_losses()
+                state.seconds = time.perf_counter() - began
+                self.progress.step(state.epoch, state.step, state.loss_sum / state.graphs, state.speed)
+            if due:
                 self._checkpoint()
 
         scores = {split: self._measure(split) for split in ("train", "val", "test")}
@@ -123,7 +140,7 @@ class Trainer:
             **scores,
             "zero_share": self._zero_share(),
             "seconds": time.perf_counter() - began,
-            "graphs_per_second": state.graphs / state.train_seconds,
+            "graphs_per_second": state.speed,
         }
         state.finish_epoch(record)
         best = best_record(state.history, bool(self.metric.higher_is_better)) is record
@@ -132,17 +149,60 @@ class Trainer:
 
     def _step(self, graphs: np.ndarray) -> None:
         """One step on the training graphs with these numbers: `accumulate` global batches."""
-        state = self.state
-        place = (state.epoch, state.step)
+        place = (self.state.epoch, self.state.step)
         torch.manual_seed(derived_seed(self.config.seed, Stream.STEP, *place, ranks.rank()))
         parts = list(in_batches(graphs, self.config.data.batch_size))
         try:
-            losses = self.step([self._batch(part, *place, number) for number, part in enumerate(parts)])
+            replay = self.replays.get("step")
+            values = replay(parts)[0] if replay else self.step(self._batches(parts, *place))
         except NonFinite as error:
-            raise self._non_finite(error, graphs) from error
-        state.loss_sum += sum(loss * len(part) for loss, part in zip(losses, parts, strict=True))
-        state.graphs += len(graphs)
-        state.step += 1
+            raise self._non_finite(error, graphs, self.state.step) from error
+        self.unread.append((graphs, values))
+        self.state.step += 1
+
+    def _read_losses(self) -> None:
+        """Add up what the steps since the last time gave: the one wait for the device."""
+        state, size = self.state, self.config.data.batch_size
+        read = iter(torch.cat([values for _, values in self.unread]).tolist()) if self.unread else iter(())
+        for back, (graphs, values) in enumerate(self.unread):
+            *losses, norm = (next(read) for _ in range(len(values)))
+            if not all(map(math.isfinite, (*losses, norm))):
+                raise self._explained(graphs, state.step - len(self.unread) + back)
+            parts = in_batches(graphs, size)
+            state.loss_sum += sum(loss * len(part) for loss, part in zip(losses, parts, strict=True))
+            state.graphs += len(graphs)
+        self.unread.clear()
+        now = time.perf_counter()
+        state.train_seconds += now - self.read_at
+        self.read_at = now
+
+    def _explained(self, graphs: np.ndarray, step: int) -> TrainingError:
+        """Do a step again that was found not to be finite on a GPU, now looking."""
+        place = (self.state.epoch, step)
+        torch.manual_seed(derived_seed(self.config.seed, Stream.STEP, *place, ranks.rank()))
+        parts = list(in_batches(graphs, self.config.data.batch_size))
+        return self._non_finite(self.step.explain(self._batches(parts, *place)), graphs, step)
+
+    def _replays(self) -> dict[str, Replay]:
+        """Captured evaluation of each split, and captured steps ("step"): on one GPU that holds the data.
+
+        Links are left out, whose negatives give batches a shape that is not known beforehand, and the paper's
+        iteration, which goes graph by graph.
+        """
+        settings, size = self.config.trainer, self.config.data.batch_size
+        wanted = settings.capture and ranks.count() == 1 and self.task.kind != "ranking"
+        if not wanted or self.config.model.solver != "exact" or self.stores["train"].device.type != "cuda":
+            return {}
+
+        def answers(batches: Sequence[GraphBatch]) -> tuple[Tensor, ...]:
+            with self.fabric.autocast():
+                return self.model(batches[0]).float(), target_of(batches[0], self.task)
+
+        replays = {split: Replay(store, self.measured_batch, answers) for split, store in self.stores.items()}
+        return {**replays, "step": Replay(self.stores["train"], size, lambda batches: (self.step(batches),))}
+
+    def _batches(self, parts: list[np.ndarray], *place: int) -> list[GraphBatch]:
+        return [self._batch(part, *place, number) for number, part in enumerate(parts)]
 
     def _batch(self, graphs: np.ndarray, *place: int) -> GraphBatch:
         """This rank's share of a global batch."""
@@ -162,11 +222,12 @@ class Trainer:
             self.model,
             self.stores[split],
             self.task,
-            batch_size=self.config.data.batch_size,
+            batch_size=self.measured_batch,
             device=self.device,
             graphs=self.subset if split == "train" else None,
             autocast=self.fabric.autocast,
             between=self._stop_if_asked,
+            replay=self.replays.get(split),
         )
         return computed(self.metric)
 
@@ -199,16 +260,17 @@ class Trainer:
     def _stop_if_asked(self) -> None:
         number = self.interruption.agreed()
         if number:
+            self._read_losses()
             self._checkpoint()
             raise Interrupted(number)
 
-    def _non_finite(self, error: NonFinite, graphs: np.ndarray) -> TrainingError:
+    def _non_finite(self, error: NonFinite, graphs: np.ndarray, step: int) -> TrainingError:
         names = self.prepared.names("train", graphs[:LISTED].tolist())
         if len(graphs) > LISTED:
             names.append(f"… ({len(graphs)} in all)")
         kept = self.writers.checkpoints.last if self.writers else "last"
         return TrainingError(
-            f"epoch {self.state.epoch + 1}, step {self.state.step + 1}: not finite: {error}; the step's training "
+            f"epoch {self.state.epoch + 1}, step {step + 1}: not finite: {error}; the step's training "
             f"graphs are {', '.join(names)}; the checkpoint {kept} is kept: continue from it with --resume and, "
             "for instance, a lower optim.lr or optim.clip_norm"
         )

@@ -1,6 +1,6 @@
 """The backward kernels: one over tiles of queries, with all keys on chip, and one over tiles of keys, with all queries.
 
-Both recompute the flows from the eight numbers a row that the forward left, and apply the closed form of
+Both recompute the flows from the nine numbers a row that the forward left, and apply the closed form of
 `sfiformer.flow.exact`. The first also leaves, for each row, what the second needs of it: the gradient at the heaviest key,
 the offset of the mean from it (and by what power of e that was lifted), the pull T and ∂L/∂log κ. No atomics: two runs agree
 to the bit.
@@ -84,16 +84,19 @@ def query_kernel(
         valid = (keys < n)[None, :] & is_row[:, None]
         place = stats + first + rows * heads
         pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stat_stride)
-        total = tl.load(place + 4 * stat_stride, mask=is_row, other=1.0)
         if tl.max(steep, 0) < LOG_GENTLE:
-            z, weight, gated = gentle_flows(s, u, valid, pivot, level, steep, m)
-            g_top, lift = steep * 0, steep * 0
-            offset = tl.sum(weight * g, 1) / total
+            limit = tl.load(place + 8 * stat_stride, mask=is_row, other=0.0)
+            z, weight, gated = gentle_flows(s, u, valid, pivot, level, steep, m, limit)
+            g_top, lift = m * 0, m * 0
+            # Σ_A p is made anew: a key at the very edge of A may fall on the other side of it now.
+            leak = tl.exp(tl.load(place + 5 * stat_stride, mask=is_row, other=0.0))
+            offset = tl.sum(weight * g, 1) / (tl.sum(weight, 1) + leak)
             mean = offset
             centred = g - offset[:, None]
             gate = gated * centred
         else:
             z, log_weight, log_gated = flows(s, u, valid, pivot, level, steep, m)
+            total = tl.load(place + 4 * stat_stride, mask=is_row, other=1.0)
             log_leak = tl.load(place + 5 * stat_stride, mask=is_row, other=float("-inf"))
             heaviest = log_weight >= tl.max(log_weight, 1)[:, None]
             g_top = tl.sum(tl.where(heaviest, g, 0.0), 1) / tl.sum(heaviest.to(tl.float32), 1)
@@ -174,7 +177,8 @@ def key_kernel(
         ahead = g - g_top[:, None]
         centred = ahead - (offset * tl.exp(-lift))[:, None]
         if tl.max(steep, 0) < LOG_GENTLE:
-            z, weight, gated = gentle_flows(s, u, valid, pivot, level, steep, m)
+            limit = tl.load(stats + first + queries * heads + 8 * stat_stride, mask=is_query, other=0.0)
+            z, weight, gated = gentle_flows(s, u, valid, pivot, level, steep, m, limit)
             gate = gated * centred
         else:
             z, log_weight, log_gated = flows(s, u, valid, pivot, level, steep, m)

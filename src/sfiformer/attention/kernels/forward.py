@@ -34,7 +34,7 @@ def forward_kernel(
         scale0, s_ref, leak0, spill0, u_max, norm_s, norm_u = row_sums(
             s, u, valid, strength, log_alpha, n.to(tl.float32), POTENTIAL, HARD
         )
-        z, pivot, level, steep, m, total, log_leak = solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max)
+        z, pivot, level, steep, m, total, log_leak, limit = solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max)
         first = start * heads + head  # of the row's numbers
         if DROPOUT:
             z = z * kept(tl.load(seed), first + rows * heads, keys, dropout_p)
@@ -61,3 +61,4 @@ def forward_kernel(
         tl.store(place + 5 * stat_stride, log_leak, mask=is_row)
         tl.store(place + 6 * stat_stride, norm_s, mask=is_row)
         tl.store(place + 7 * stat_stride, norm_u, mask=is_row)
+        tl.store(place + 8 * stat_stride, limit, mask=is_row)

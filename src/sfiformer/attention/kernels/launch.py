@@ -88,13 +88,13 @@ def fused_attention(
     dropout_p: float,
     max_nodes: int,
 ) -> tuple[Tensor, Tensor]:
-    """Attention [N, heads, width of v], and eight numbers a row, [8, N, heads]. The plain twin is `packed_attention`.
+    """Attention [N, heads, width of v], and nine numbers a row, [9, N, heads]. The plain twin is `packed_attention`.
 
     Without q_friction and k_friction there is none of it (λ = 0): softmax attention where alpha is infinite.
     """
     nodes, heads, width = q.shape
     out = torch.empty_like(v)
-    stats = q.new_empty((8, nodes, heads), dtype=torch.float32)
+    stats = q.new_empty((9, nodes, heads), dtype=torch.float32)
     graphs = len(ptr) - 1
     for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
         options = _tile_options(bucket, below, q, q_friction is None, potential, dropout_p)
@@ -143,7 +143,7 @@ def fused_attention_backward(
 
 @fused_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(v), q.new_empty((8, *q.shape[:2]), dtype=torch.float32)
+    return torch.empty_like(v), q.new_empty((9, *q.shape[:2]), dtype=torch.float32)
 
 
 @fused_attention_backward.register_fake

@@ -113,9 +113,10 @@ def rounding(a, b):
 
 @triton.jit
 def solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max):
-    """The flows z of a tile and, for each row, pivot u_k, level t, log κ f_k, reference m, total weight and log leak.
+    """The flows z of a tile and, for each row, pivot u_k, level t, log κ f_k, reference m, total weight, log leak and a limit.
 
-    A row of level −inf has no flow.
+    A row of level −inf has no flow. In gentle rows the limit lies half-way between the active u and the others: whether a key
+    is active is seen again even where its u comes out with another last bit.
     """
     u_min = tl.min(tl.where(valid, u, float("inf")), 1)
     m, weight, friction, steep, eta, total = newton(s, u, valid, scale0, s_ref, leak0, u_max)
@@ -125,6 +126,8 @@ def solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max):
     # A pivot at the very edge of the active set keeps a level, whatever the last bit of its friction.
     level = tl.maximum(eta - tl.exp(tl.minimum(scale, 60.0)), 1e-7 * eta)
     level = tl.where(tl.max(active.to(tl.int32), 1) > 0, level, float("-inf"))
+    following = tl.min(tl.where(valid & (friction >= eta[:, None]), u, float("inf")), 1)
+    limit = 0.5 * pivot + 0.5 * following
     log_leak = leak0 - (m - s_ref)
     z = weight * tl.maximum(eta[:, None] - friction, 0.0)
     if (tl.max(eta, 0) > GENTLE) | (tl.max(steep, 0) > 1e20):
@@ -155,7 +158,7 @@ def solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max):
         level = tl.where(level > 0, level, float("-inf"))
         z, _, _ = flows(s, u, valid, pivot, level, scale, m)
     level = tl.where(level > 0, level, float("-inf"))
-    return z, pivot, level, scale, m, total, log_leak
+    return z, pivot, level, scale, m, total, log_leak, limit
 
 
 @triton.jit
@@ -179,12 +182,12 @@ def flows(s, u, valid, pivot, level, scale, m):
 
 
 @triton.jit
-def gentle_flows(s, u, valid, pivot, level, scale, m):
+def gentle_flows(s, u, valid, pivot, level, scale, m, limit):
     """z, p/p_m on A and κ f p there, where κ f_k is moderate in every row of the tile: `flows` without logarithms."""
     steep = tl.exp(scale)
     taken = steep[:, None] * tl.exp(u - pivot[:, None])  # κ f_j / p_m
     eta = (tl.maximum(level, -1e30) + steep)[:, None]
-    active = valid & (taken < eta)
+    active = valid & (u < limit[:, None]) & (level > float("-inf"))[:, None]
     weight = tl.where(active, tl.exp(s - m[:, None]), 0.0)
     gated = tl.where(active, weight * taken, 0.0)
-    return weight * eta - gated, weight, gated
+    return tl.maximum(weight * eta - gated, 0.0), weight, gated

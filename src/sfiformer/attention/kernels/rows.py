@@ -1,0 +1,70 @@
+"""Sums of rows along edges: a sparse matrix times a dense one, or a sum over segments."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def row_sum_kernel(
+    x, out, ptr, order, column, weight, loop, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, EDGES: tl.constexpr
+):  # fmt: skip
+    """One row of the result and COLUMNS of its columns, EDGES terms at a time."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    start, end = tl.load(ptr + row), tl.load(ptr + row + 1)
+    total = tl.zeros([EDGES, COLUMNS], tl.float32)
+    for first in range(start, end, EDGES):
+        edge = first + tl.arange(0, EDGES)
+        is_edge = edge < end
+        if order is not None:
+            edge = tl.load(order + edge, mask=is_edge, other=0)
+        at = edge
+        if column is not None:
+            at = tl.load(column + edge, mask=is_edge, other=0)
+        inside = is_edge[:, None] & (columns < WIDTH)[None, :]
+        term = tl.load(x + at[:, None] * WIDTH + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+        if weight is not None:
+            term *= tl.load(weight + edge, mask=is_edge, other=0.0).to(tl.float32)[:, None]
+        total += term
+    result = tl.sum(total, 0)
+    place = row * WIDTH + columns
+    if loop is not None:
+        own = tl.load(x + place, mask=columns < WIDTH, other=0.0).to(tl.float32)
+        result += tl.load(loop + row).to(tl.float32) * own
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=columns < WIDTH)
+
+
+def row_sum(
+    x: Tensor,
+    ptr: Tensor,
+    order: Tensor | None = None,
+    column: Tensor | None = None,
+    weight: Tensor | None = None,
+    loop: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`sfiformer.attention.edges.row_sum` by kernel; x lies whole."""
+    rows, width = len(ptr) - 1, x.size(1)
+    out = x.new_empty((rows, width), dtype=dtype or torch.float32)
+    if out.numel() == 0:
+        return out
+    terms = len(x) if column is None else len(column)
+    columns = min(triton.next_power_of_2(width), 64)
+    edges = tile_edges(terms, rows, columns)
+    warps = tile_warps(edges * columns)
+    row_sum_kernel[(rows, triton.cdiv(width, columns))](
+        x, out, ptr, order, column, weight, loop, width, columns, edges, num_warps=warps
+    )
+    return out
+
+
+def tile_edges(terms: int, rows: int, columns: int) -> int:
+    """Terms at a time: about as many as a row has, so that most rows are one trip to memory."""
+    return max(1, min(triton.next_power_of_2(-(-terms // rows)), 64, 2048 // columns))
+
+
+def tile_warps(numbers: int) -> int:
+    """Warps for a tile of so many numbers: eight a thread."""
+    return max(1, min(8, numbers // 256))

@@ -1,0 +1,176 @@
+"""The gated mean over incoming edges, GatedGCN's message passing, as an operator with a derivative by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfiformer.attention import EdgeOrder
+from sfiformer.attention.edges import row_sum
+from sfiformer.attention.kernels import usable
+
+
+def gated_sum(
+    nodes: Tensor, edges: Tensor, pe_gate: Tensor | None, order: EdgeOrder
+) -> tuple[Tensor, Tensor]:
+    """x̂ and ê of GatedGCN, on edges j → i:
+
+        ê_ij = D x_i + E x_j + C e_ij            η_ij = sigmoid(ê_ij) · g_ij
+        x̂_i  = A x_i + Σ_j η_ij ⊙ B x_j / (Σ_j η_ij + 1e-6)
+
+    On a GPU with Triton this is one kernel forward and one backward, in float32 and half precision; otherwise plain PyTorch.
+    Two runs agree to the bit.
+
+    Args:
+        nodes: A x, D x, B x, E x side by side, [N, 4d].
+        edges: C e, [E, d].
+        pe_gate: g, [E, 1], or None for g = 1.
+        order: of the edges.
+
+    Returns:
+        x̂ [N, d], in float32 or better, and ê [E, d].
+    """
+    x_hat, e_hat, _ = _gated_sum(nodes, edges, pe_gate, *order)
+    return x_hat, e_hat
+
+
+def forward(
+    nodes: Tensor, edges: Tensor, pe_gate: Tensor | None, order: EdgeOrder
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x̂, ê, and for the backward each node's mean Σ η B x_j / (Σ η + 1e-6) beside 1 / (Σ η + 1e-6), [N, 2d]."""
+    d = edges.size(1)
+    own, query = nodes[:, : 2 * d].split(d, dim=1)
+    message, key = nodes[:, 2 * d :].index_select(0, order.source).split(d, dim=1)  # [E, d]
+    e_hat = (edges + key).add_(query.index_select(0, order.target))  # [E, d]
+    gate = torch.sigmoid(e_hat)
+    if pe_gate is not None:
+        gate = gate * pe_gate
+    flow, weight = (row_sum(x, order.target_ptr, order.by_target) for x in (gate * message, gate))  # [N, d]
+    share = (weight + 1e-6).reciprocal()
+    mean = flow * share
+    return own + mean, e_hat, torch.cat([mean, share], dim=1)
+
+
+def backward(
+    of_x_hat: Tensor,
+    of_e_hat: Tensor | None,
+    nodes: Tensor,
+    pe_gate: Tensor | None,
+    e_hat: Tensor,
+    stats: Tensor,
+    order: EdgeOrder,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of nodes, edges and the positional gate, from those of x̂ and ê:
+
+    ∂L/∂η_ij = p_i ⊙ (B x_j − mean_i) and ∂L/∂(B x_j) = Σ_i η_ij ⊙ p_i with p_i = ∂L/∂x̂_i / (Σ_j η_ij + 1e-6).
+    """
+    d = e_hat.size(1)
+    mean, share = stats.split(d, dim=1)
+    at_target = torch.cat([of_x_hat * share, mean], dim=1).index_select(0, order.target)  # [E, 2d]
+    pull, mean = at_target.split(d, dim=1)
+    gate = torch.sigmoid(e_hat)
+    of_gate = (
+        (nodes[:, 2 * d : 3 * d].index_select(0, order.source) - mean).mul_(pull).mul_(gate)
+    )  # ∂L/∂η ⊙ σ
+    of_e = of_gate * (1 - gate)
+    of_pe_gate = None
+    if pe_gate is not None:
+        of_pe_gate = of_gate.sum(1, keepdim=True).to(pe_gate.dtype)
+        of_e, gate = of_e * pe_gate, gate * pe_gate
+    if of_e_hat is not None:
+        of_e = of_e + of_e_hat
+    of_query = row_sum(of_e, order.target_ptr, order.by_target)  # [N, d]
+    of_message, of_key = (row_sum(x, order.source_ptr, order.by_source) for x in (pull * gate, of_e))
+    of_nodes = torch.cat([of_x_hat, of_query, of_message, of_key], dim=1).to(nodes.dtype)
+    return of_nodes, of_e.to(e_hat.dtype), of_pe_gate
+
+
+@torch.library.custom_op("sfiformer::gated_sum", mutates_args=())
+def _gated_sum(
+    nodes: Tensor,
+    edges: Tensor,
+    pe_gate: Tensor | None,
+    source: Tensor,
+    target: Tensor,
+    by_target: Tensor | None,
+    target_ptr: Tensor,
+    by_source: Tensor,
+    source_ptr: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    order = EdgeOrder(source, target, by_target, target_ptr, by_source, source_ptr)
+    if usable(nodes):
+        from sfiformer.nn.kernels import gated
+
+        pe_gate = None if pe_gate is None else pe_gate.contiguous()
+        return gated.forward(nodes.contiguous(), edges.contiguous(), pe_gate, order)
+    return forward(nodes, edges, pe_gate, order)
+
+
+@torch.library.custom_op("sfiformer::gated_sum_backward", mutates_args=())
+def _gated_sum_backward(
+    of_x_hat: Tensor,
+    of_e_hat: Tensor | None,
+    nodes: Tensor,
+    pe_gate: Tensor | None,
+    e_hat: Tensor,
+    stats: Tensor,
+    source: Tensor,
+    target: Tensor,
+    by_target: Tensor | None,
+    target_ptr: Tensor,
+    by_source: Tensor,
+    source_ptr: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    order = EdgeOrder(source, target, by_target, target_ptr, by_source, source_ptr)
+    if usable(nodes):
+        from sfiformer.nn.kernels import gated
+
+        of_e_hat = None if of_e_hat is None else of_e_hat.contiguous()
+        grads = gated.backward(of_x_hat.contiguous(), of_e_hat, nodes, pe_gate, e_hat, stats, order)
+    else:
+        grads = backward(of_x_hat, of_e_hat, nodes, pe_gate, e_hat, stats, order)
+    of_nodes, of_edges, of_pe_gate = grads
+    return of_nodes, of_edges, nodes.new_empty(0) if of_pe_gate is None else of_pe_gate
+
+
+@_gated_sum.register_fake
+def _(nodes: Tensor, edges: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    work = torch.promote_types(nodes.dtype, torch.float32)
+    x_hat, stats = (nodes.new_empty((nodes.size(0), k * edges.size(1)), dtype=work) for k in (1, 2))
+    return x_hat, torch.empty_like(edges), stats
+
+
+@_gated_sum_backward.register_fake
+def _(
+    of_x_hat: Tensor,
+    of_e_hat: Tensor | None,
+    nodes: Tensor,
+    pe_gate: Tensor | None,
+    e_hat: Tensor,
+    *args: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    of_pe_gate = nodes.new_empty(0) if pe_gate is None else torch.empty_like(pe_gate)
+    return torch.empty_like(nodes), torch.empty_like(e_hat), of_pe_gate
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    nodes, _, pe_gate, *order = inputs
+    _, e_hat, stats = output
+    ctx.set_materialize_grads(False)  # a last layer gives ê no gradient: no need to read zeros
+    ctx.save_for_backward(nodes, pe_gate, e_hat, stats, *order)
+
+
+def _backward(
+    ctx: Any, of_x_hat: Tensor | None, of_e_hat: Tensor | None, _: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    nodes, pe_gate, e_hat, stats, *order = ctx.saved_tensors
+    if of_x_hat is None:
+        of_x_hat = torch.zeros_like(stats[:, : e_hat.size(1)])
+    grads = _gated_sum_backward(of_x_hat, of_e_hat, nodes, pe_gate, e_hat, stats, *order)
+    of_nodes, of_edges, of_pe_gate = grads
+    return of_nodes, of_edges, None if pe_gate is None else of_pe_gate, *[None] * 6
+
+
+_gated_sum.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,96 @@
+"""Orders of edges and sums along them, by plain PyTorch and by kernel, against dense matrices."""
+
+import pytest
+import torch
+
+from sfiformer.attention import EdgeOrder
+from sfiformer.attention.edges import neighbour_sum, row_sum, segment_sum
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+
+
+def random_edges(nodes, edges, seed=0):
+    """With parallel edges and self-loops; the last node has no edge."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(max(nodes - 1, 1), (2, edges), generator=generator).to(DEVICE)
+
+
+def check_order(order, edge_index, nodes):
+    source, target = edge_index.tolist()
+    by_target = range(len(target)) if order.by_target is None else order.by_target.tolist()
+    for ptr, edges, ends in (
+        (order.target_ptr.tolist(), list(by_target), target),
+        (order.source_ptr.tolist(), order.by_source.tolist(), source),
+    ):
+        assert sorted(edges) == list(range(len(target)))
+        assert len(ptr) == nodes + 1
+        for node in range(nodes):
+            here = edges[ptr[node] : ptr[node + 1]]
+            assert here == sorted(here, key=lambda e: (target[e], e))
+            assert sorted(here) == [e for e in range(len(target)) if ends[e] == node]
+
+
+@pytest.mark.parametrize(("nodes", "edges"), [(7, 40), (30, 12), (1, 3), (4, 0), (0, 0)])
+def test_order(nodes, edges):
+    edge_index = random_edges(nodes, edges)
+    check_order(EdgeOrder.of(edge_index, nodes), edge_index, nodes)
+    in_order = edge_index[:, edge_index[1].argsort(stable=True)]
+    known = EdgeOrder.of(in_order, nodes, by_target=True)
+    assert known.by_target is None
+    check_order(known, in_order, nodes)
+    if not GPU:
+        assert EdgeOrder.of(in_order, nodes).by_target is None
+
+
+def test_neighbour_sum_and_its_gradient():
+    edge_index = random_edges(9, 50)
+    order = EdgeOrder.of(edge_index, 9)
+    weight, loop = torch.rand(50, device=DEVICE).double(), torch.rand(9, device=DEVICE).double()
+    dense = torch.diag(loop).index_put((edge_index[1], edge_index[0]), weight, accumulate=True)
+    x = torch.randn(9, 5, device=DEVICE, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(neighbour_sum(x, weight, loop, *order), dense @ x)
+    assert torch.autograd.gradcheck(lambda x: neighbour_sum(x, weight, loop, *order), x)
+    assert torch.autograd.gradgradcheck(lambda x: neighbour_sum(x, weight, loop, *order), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_half_precision_is_added_up_in_float32(dtype):
+    ones = torch.ones(1000, 2, dtype=dtype, device=DEVICE)
+    sums = segment_sum(
+        ones, torch.tensor([0, 0, 1000], device=DEVICE), torch.ones(1000, device=DEVICE).long()
+    )
+    assert sums.dtype == torch.float32
+    assert sums.tolist() == [[0.0, 0.0], [1000.0, 1000.0]]
+
+
+@pytest.mark.parametrize("width", [1, 40, 235])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_the_kernel_matches(width, ordered):
+    rows = pytest.importorskip("sfiformer.attention.kernels.rows", reason="the kernel needs Triton")
+    nodes, edges = 5, 40
+    edge_index = random_edges(nodes, edges, seed=width)
+    if ordered:
+        edge_index = edge_index[:, edge_index[1].argsort(stable=True)]
+    order = EdgeOrder.of(edge_index, nodes, by_target=ordered)
+    x, weight, loop = (torch.randn(*s, device=DEVICE) for s in ((nodes, width), (edges,), (nodes,)))
+    values = torch.randn(edges, width, device=DEVICE)
+    for args in (
+        (x, order.target_ptr, order.by_target, order.source, weight, loop),
+        (x, order.source_ptr, order.by_source, order.target, weight),
+        (values, order.target_ptr, order.by_target),
+        (values, order.source_ptr, order.by_source),
+        (values, torch.tensor([0, 0, 30, edges], device=DEVICE)),
+    ):
+        exact = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+        out = rows.row_sum(*args)
+        torch.testing.assert_close(out.double(), row_sum(*exact), rtol=1e-5, atol=1e-5)
+        assert torch.equal(out, rows.row_sum(*args))
+
+
+def test_the_kernel_without_rows_or_edges():
+    rows = pytest.importorskip("sfiformer.attention.kernels.rows", reason="the kernel needs Triton")
+    none = torch.zeros(0, dtype=torch.long, device=DEVICE)
+    out = rows.row_sum(torch.ones(2, 3, device=DEVICE), torch.zeros(3, device=DEVICE).long(), None, none)
+    assert out.tolist() == [[0.0] * 3] * 2
+    assert rows.row_sum(torch.ones(0, 3, device=DEVICE), none.new_zeros(1)).shape == (0, 3)

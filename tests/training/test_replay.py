@@ -1,0 +1,84 @@
+"""Captured steps do what plain ones do; the capture itself needs a GPU."""
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric import Fabric
+
+from sfiformer import SFiFormer
+from sfiformer.training import prepare
+from sfiformer.training.launch import make_optimizer
+from sfiformer.training.losses import CrossEntropy
+from sfiformer.training.replay import WARM_UPS, Replay
+from sfiformer.training.step import Step
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+STEPS = 6
+
+
+@pytest.fixture
+def setting(experiment):
+    """setting(): a step with a fresh model, and the store of its data, on the GPU."""
+    quiet = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "data.batch_size": 4}
+    prepared = prepare(experiment(quiet))
+    store = prepared.stores["train"].to("cuda")
+
+    def build():
+        torch.manual_seed(0)
+        model = SFiFormer(prepared.config.model).cuda()
+        optimizer = make_optimizer(model, prepared.config)
+        fabric = Fabric(accelerator="cuda", devices=1)
+        return Step(fabric, model, optimizer, CrossEntropy(6, weighted=True), prepared.task, 1.0), store
+
+    return build
+
+
+def batches(store):
+    rng = np.random.default_rng(0)
+    same = rng.permutation(len(store))[:4]
+    return [same] * (WARM_UPS + 1) + [rng.permutation(same) for _ in range(STEPS)]
+
+
+@on_gpu
+def test_a_replayed_step_is_a_plain_one(setting):
+    plain, store = setting()
+    captured, _ = setting()
+    replay = Replay(store, 4, lambda batches: (captured(batches),))
+    for chosen in batches(store):
+        expected = plain([store.batch(chosen)])
+        torch.testing.assert_close(replay([chosen])[0], expected, rtol=1e-4, atol=1e-5)
+    assert replay._captured
+    for (name, left), right in zip(plain.model.named_buffers(), captured.model.buffers(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-5, msg=name)
+
+
+@on_gpu
+def test_a_step_that_is_not_finite_changes_nothing_nor_does_any_after_it(setting):
+    step, store = setting()
+    replay = Replay(store, 4, lambda batches: (step(batches),))
+    chosen = batches(store)
+    for graphs in chosen[: WARM_UPS + 2]:
+        assert replay([graphs])[0].isfinite().all()
+    with torch.no_grad():
+        step.model.head.mlp.out.bias[2] = float("nan")
+        kept = step.model.head.mlp.out.weight.clone()
+        assert not replay([chosen[-1]])[0].isfinite().all()
+        step.model.head.mlp.out.bias[2] = 0.0
+    assert replay([chosen[-1]])[0].isfinite().all()
+    assert torch.equal(step.model.head.mlp.out.weight, kept)
+    assert "the loss" in str(step.explain([store.batch(chosen[-1])]))
+
+
+@on_gpu
+def test_dropout_is_drawn_anew_and_again_with_the_same_seed(experiment):
+    prepared = prepare(experiment({"model.dropout": 0.5, "data.batch_size": 4}))
+    store = prepared.stores["train"].to("cuda")
+    torch.manual_seed(0)
+    model = SFiFormer(prepared.config.model).cuda().train()
+    replay = Replay(store, 4, lambda batches: (model(batches[0]).detach(),))
+    seen = []
+    for seed in [0] * WARM_UPS + [1, 2, 1]:
+        torch.manual_seed(seed)
+        seen.append(replay([np.arange(4)])[0])
+    assert torch.equal(seen[-1], seen[-3])
+    assert not torch.equal(seen[-1], seen[-2])
