@@ -90,6 +90,15 @@ def test_half_precision():
     assert_close_to_twin(*both([9, 20], 0.1, False, dtype=torch.float16), floor=1e-3)
 
 
+def test_a_key_of_no_weight_and_all_the_friction_leaves():
+    q, v = torch.tensor([[[1.0]], [[1.0]]]), torch.tensor([[[1.0]], [[2.0]]])
+    k = torch.tensor([[[0.0]], [[20.0]]])
+    tensors = [x.to(DEVICE) for x in (q, k, v, q, -k)]
+    lam = torch.tensor([0.5], device=DEVICE)
+    out = attend(launch.fused_attention, tensors, torch.tensor([0, 2], device=DEVICE), lam, 0.1, False, 2)
+    torch.testing.assert_close(out, torch.full_like(out, 2.0), rtol=1e-6, atol=1e-6)
+
+
 def test_no_flow_pays_gives_zeros():
     tensors, ptr, grad = make([3, 1])
     lam = torch.tensor([50.0, 50.0], device=DEVICE, requires_grad=True)

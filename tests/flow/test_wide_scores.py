@@ -161,3 +161,16 @@ def test_duplicated_keys_at_any_spread_have_finite_gradients():
             z = flows_from_scores(s, u, lam=0.5, **arguments)
             for gradient in torch.autograd.grad((z * torch.randn_like(z)).sum(), (s, u)):
                 assert bool(gradient.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("height", [10.0, 20.0, 40.0, 60.0])
+@pytest.mark.parametrize("keys", [2, 5])
+def test_a_key_of_no_weight_and_all_the_friction_leaves(height, keys, dtype):
+    """Its weight is lost in rounding beside the other's; what friction takes from it is not."""
+    s = torch.tensor([0.0] * (keys - 1) + [height], dtype=dtype)
+    u = torch.tensor([0.0] * (keys - 1) + [-height], dtype=dtype)
+    for alpha, lam in itertools.product(ALPHAS, (0.1, 0.5, 2.0)):
+        expected = [oracles.PreciseRow(s.tolist(), u.tolist()).flows(lam, alpha)]
+        z = flows_from_scores(s[None], u[None], lam=lam, alpha=alpha)
+        assert _row_errors(z, expected).max() <= BOUND, (alpha, lam)

@@ -27,16 +27,14 @@ class EdgeOrder(NamedTuple):
     source_ptr: Tensor  # [N+1] int64
 
     @classmethod
-    def of(cls, edge_index: Tensor, nodes: int, *, by_target: bool | None = None) -> EdgeOrder:
-        """From edges [2, E], source above target. Nothing waits for a device.
+    def of(cls, edge_index: Tensor, nodes: int, *, by_target: bool = False) -> EdgeOrder:
+        """From edges [2, E], source above target. No step depends on values, so nothing waits for a device.
 
         Args:
             nodes: number of nodes N.
-            by_target: whether the edges are known to ascend by target. None looks on the CPU, and sorts on a device.
+            by_target: whether the edges are known to ascend by target.
         """
         source, target = edge_index.contiguous()
-        if by_target is None:
-            by_target = edge_index.device.type == "cpu" and bool((target[1:] >= target[:-1]).all())
         bounds = torch.arange(nodes + 1, device=edge_index.device)
         narrow = torch.int32 if nodes < 2**31 else torch.int64  # a radix sort passes over the key's bytes
         order, ends, starts = None, target, source
@@ -54,6 +52,14 @@ class EdgeOrder(NamedTuple):
             torch.searchsorted(starts, bounds.to(narrow)),
         )
 
+    def at_source(self, x: Tensor) -> Tensor:
+        """x_j for each edge j → i: [N, …] → [E, …]."""
+        return spread(x, self.source_ptr, self.source, self.by_source)
+
+    def at_target(self, x: Tensor) -> Tensor:
+        """x_i likewise."""
+        return spread(x, self.target_ptr, self.target, self.by_target)
+
 
 def row_sum(
     x: Tensor,
@@ -64,16 +70,18 @@ def row_sum(
     loop: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """out_i = loop_i x_i + Σ_k weight_e x_column(e) over k = ptr[i] … ptr[i+1]-1 with e = order[k]: [M, d] → [len(ptr)-1, d].
+    """out_i = loop_i x_i + Σ_k weight_e x_column(e) over k = ptr[i] … ptr[i+1]-1 with e = order[k]: [M, …] → [R, …].
 
     Without ``order`` e is k, without ``column`` it is e's own row, without ``weight`` 1, without ``loop`` 0. A sparse matrix
     times a dense one, or a sum over segments; added up in float32 or better, and so returned unless ``dtype`` says otherwise.
     No derivative: see the operators below.
     """
+    rows, rest = len(ptr) - 1, x.shape[1:]
+    x = x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
     if kernels.usable(x):
-        from sfiformer.attention.kernels import rows
+        from sfiformer.attention.kernels.rows import row_sum as fused
 
-        return rows.row_sum(x, ptr, order, column, weight, loop, dtype)
+        return fused(x, ptr, order, column, weight, loop, dtype).view(rows, *rest)
     work = x.to(torch.promote_types(x.dtype, torch.float32))
     index = torch.arange(len(x), device=x.device) if column is None else column
     if order is not None:
@@ -81,20 +89,20 @@ def row_sum(
         weight = None if weight is None else weight.index_select(0, order)
     if weight is not None:
         weight = weight.to(work.dtype)
-    if x.device.type == "cpu" and index.numel():
+    if not index.numel():
+        out = work.new_zeros(rows, work.size(1))
+    elif x.device.type == "cpu":
         # Rows are gathered, weighed and added up in one pass, several times as fast as index_add.
         out = F.embedding_bag(
             index, work, ptr, mode="sum", per_sample_weights=weight, include_last_offset=True
         )
     else:
-        sizes = ptr.diff()
-        row = torch.repeat_interleave(sizes, output_size=index.numel())
         terms = work.index_select(0, index)
         terms = terms if weight is None else terms * weight.unsqueeze(-1)
-        out = work.new_zeros(len(sizes), work.size(1)).index_add(0, row, terms)
+        out = torch.segment_reduce(terms, "sum", offsets=ptr, initial=0.0)
     if loop is not None:
         out = out.addcmul(work, loop.to(work.dtype).unsqueeze(-1))
-    return out if dtype is None else out.to(dtype)
+    return (out if dtype is None else out.to(dtype)).view(rows, *rest)
 
 
 @torch.library.custom_op("sfiformer::neighbour_sum", mutates_args=())
@@ -110,7 +118,7 @@ def neighbour_sum(
     source_ptr: Tensor,
 ) -> Tensor:
     """out_i = loop_i x_i + Σ_{e: j → i} weight_e x_j, [N, d] → [N, d]; weights [E] and loop [N] are constants."""
-    return row_sum(x.contiguous(), target_ptr, by_target, source, weight, loop, x.dtype)
+    return row_sum(x, target_ptr, by_target, source, weight, loop, x.dtype)
 
 
 @neighbour_sum.register_fake
@@ -132,31 +140,48 @@ neighbour_sum.register_autograd(_transposed, setup_context=_keep_edges)
 
 
 @torch.library.custom_op("sfiformer::segment_sum", mutates_args=())
-def segment_sum(values: Tensor, ptr: Tensor, index: Tensor) -> Tensor:
-    """out[s] = Σ values[k] over k = ptr[s] … ptr[s+1]-1: [K, …] → [S, …]; 0 where a segment is empty.
+def segment_sum(values: Tensor, ptr: Tensor, index: Tensor, order: Tensor | None = None) -> Tensor:
+    """out[s] = Σ values[order[k]] over k = ptr[s] … ptr[s+1]-1: [K, …] → [S, …]; 0 where a segment is empty.
 
-    Half-precision values are added up, and returned, in float32. ``index`` [K] names the segment of each k.
+    Half-precision values are added up, and returned, in float32. ``index`` [K] names the segment of each value; without
+    ``order`` it ascends.
     """
-    width = values[0].numel() if len(values) else values.new_empty(values.shape[1:]).numel()
-    sums = row_sum(values.reshape(len(values), width).contiguous(), ptr)
-    return sums.view(len(ptr) - 1, *values.shape[1:])
+    return row_sum(values, ptr, order)
+
+
+@torch.library.custom_op("sfiformer::spread", mutates_args=())
+def spread(values: Tensor, ptr: Tensor, index: Tensor, order: Tensor | None = None) -> Tensor:
+    """out[k] = values[index[k]]: [S, …] → [K, …], the transpose of `segment_sum` and with its arguments.
+
+    As `index_select`, but that its gradient needs no atomics.
+    """
+    return values.index_select(0, index)
 
 
 @segment_sum.register_fake
-def _(values: Tensor, ptr: Tensor, index: Tensor) -> Tensor:
+def _(values: Tensor, ptr: Tensor, index: Tensor, order: Tensor | None = None) -> Tensor:
     dtype = torch.promote_types(values.dtype, torch.float32)
     return values.new_empty(len(ptr) - 1, *values.shape[1:], dtype=dtype)
 
 
-def _keep_index(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    values, _, index = inputs
-    ctx.save_for_backward(index)
+@spread.register_fake
+def _(values: Tensor, ptr: Tensor, index: Tensor, order: Tensor | None = None) -> Tensor:
+    return values.new_empty(len(index), *values.shape[1:])
+
+
+def _keep_segments(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    values, *segments = inputs
+    ctx.save_for_backward(*segments)
     ctx.dtype = values.dtype
 
 
-def _spread(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    (index,) = ctx.saved_tensors
-    return grad.index_select(0, index).to(ctx.dtype), None, None
+def _spread_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return spread(grad, *ctx.saved_tensors).to(ctx.dtype), None, None, None
 
 
-segment_sum.register_autograd(_spread, setup_context=_keep_index)
+def _sum_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return segment_sum(grad, *ctx.saved_tensors).to(ctx.dtype), None, None, None
+
+
+segment_sum.register_autograd(_spread_back, setup_context=_keep_segments)
+spread.register_autograd(_sum_back, setup_context=_keep_segments)

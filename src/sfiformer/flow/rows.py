@@ -193,19 +193,18 @@ def _linear(rows: Rows, log_kappa: Tensor, log_eps: Tensor) -> tuple[Tensor, Ten
 
 def _newton(rows: Rows, friction: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:
     """η p_max [..., 1] and the active set [..., n] by Newton's method from all keys downwards."""
-    some = rows.exp_s * friction
-    total = rows.total_s + leak
-    eta = some.sum(-1, keepdim=True).add_(1).div_(total)
-    active = torch.empty_like(some)
+    product = rows.exp_s * friction
+    taken, total = product.sum(-1, keepdim=True), rows.total_s + leak
+    eta = (taken + 1).div_(total)
+    active, some = torch.empty_like(product), torch.empty_like(product)
     while True:
         torch.lt(friction, eta, out=active)
-        torch.mul(rows.exp_s, active, out=some)
-        shrunk = some.sum(-1, keepdim=True).add_(leak)
-        if not bool((shrunk < total).any()):
+        # A key that leaves takes p κ f ≥ p η along: this sum shows it wherever Σ p does, and where p is lost in rounding.
+        less = torch.mul(product, active, out=some).sum(-1, keepdim=True)
+        if not bool((less < taken).any()):
             return eta, active
-        total = shrunk
-        newton = some.mul_(friction).sum(-1, keepdim=True).add_(1).div_(total)
-        eta = torch.fmin(newton, eta)  # A only shrinks, whatever underflows
+        taken, total = less, torch.mul(rows.exp_s, active, out=some).sum(-1, keepdim=True).add_(leak)
+        eta = torch.fmin((taken + 1).div_(total), eta)  # A only shrinks, whatever underflows
 
 
 def _last(u: Tensor, active: Tensor) -> Tensor:

@@ -137,7 +137,6 @@ class FeatureEncoder(nn.Module):
         self.needs_adjacency = config.attention == "adjacency" or (
             config.attention in ("sfi", "dfi") and config.adjacency
         )
-        self.needs_order = self.needs_adjacency or config.local == "gatedgcn"
         pe_dim = config.pe_dim if config.pe in ("lappe", "rwse") else 0
         self.node = _feature_encoder(config, "node", config.dim - pe_dim)
         self.edge = _feature_encoder(config, "edge", config.dim) if config.uses_edges else None
@@ -153,6 +152,8 @@ class FeatureEncoder(nn.Module):
         graphs = Partition.of(batch, batch.num_nodes, edge_index.device)
         x = self._features(self.node, batch, "x", batch.num_nodes)
         e = None if self.edge is None else self._features(self.edge, batch, "edge_attr", edge_index.size(1))
+        by_target = getattr(batch, "edges_by_target", False)
+        order = EdgeOrder.of(edge_index, batch.num_nodes, by_target=by_target)
         distance = None
         if self.pe == "lappe":
             vectors, values = self._encoding(batch, "lappe_vectors"), self._encoding(batch, "lappe_values")
@@ -161,13 +162,8 @@ class FeatureEncoder(nn.Module):
             x = torch.cat([x, self.position(self._encoding(batch, "rwse"))], dim=1)
         elif self.pe == "eslappe":
             p = self.position(self._encoding(batch, "eslappe_vectors"))  # [N, d]
-            difference = p.index_select(0, edge_index[0]) - p.index_select(0, edge_index[1])  # [E, d]
+            difference = order.at_source(p) - order.at_target(p)  # [E, d]
             distance = difference.square().sum(-1, keepdim=True)
-        order = None
-        if self.needs_order:
-            order = EdgeOrder.of(
-                edge_index, batch.num_nodes, by_target=getattr(batch, "edges_by_target", None)
-            )
         adjacency = None
         if self.needs_adjacency:
             adjacency = Adjacency.of(edge_index, batch.num_nodes, x.dtype, order=order)

@@ -41,13 +41,16 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x̂, ê, and for the backward each node's mean Σ η B x_j / (Σ η + 1e-6) beside 1 / (Σ η + 1e-6), [N, 2d]."""
     d = edges.size(1)
-    own, query = nodes[:, : 2 * d].split(d, dim=1)
-    message, key = nodes[:, 2 * d :].index_select(0, order.source).split(d, dim=1)  # [E, d]
-    e_hat = (edges + key).add_(query.index_select(0, order.target))  # [E, d]
+    own, query, message, key = nodes.split(d, dim=1)
+    at_edges = query.index_select(
+        0, order.target
+    )  # [E, d], as all below; few are made, since each costs a CPU dear
+    e_hat = (edges + at_edges).add_(key.index_select(0, order.source))
     gate = torch.sigmoid(e_hat)
     if pe_gate is not None:
-        gate = gate * pe_gate
-    flow, weight = (row_sum(x, order.target_ptr, order.by_target) for x in (gate * message, gate))  # [N, d]
+        gate = gate.mul_(pe_gate)
+    weight = row_sum(gate, order.target_ptr, order.by_target)  # [N, d]
+    flow = row_sum(gate.mul_(message.index_select(0, order.source)), order.target_ptr, order.by_target)
     share = (weight + 1e-6).reciprocal()
     mean = flow * share
     return own + mean, e_hat, torch.cat([mean, share], dim=1)
@@ -68,21 +71,21 @@ def backward(
     """
     d = e_hat.size(1)
     mean, share = stats.split(d, dim=1)
-    at_target = torch.cat([of_x_hat * share, mean], dim=1).index_select(0, order.target)  # [E, 2d]
-    pull, mean = at_target.split(d, dim=1)
-    gate = torch.sigmoid(e_hat)
-    of_gate = (
-        (nodes[:, 2 * d : 3 * d].index_select(0, order.source) - mean).mul_(pull).mul_(gate)
-    )  # ∂L/∂η ⊙ σ
-    of_e = of_gate * (1 - gate)
+    gate = torch.sigmoid(e_hat).to(stats.dtype)  # [E, d]
+    of_gate = nodes[:, 2 * d : 3 * d].index_select(0, order.source).to(stats.dtype)
+    of_gate.sub_(mean.index_select(0, order.target))
+    pull = (of_x_hat * share).index_select(0, order.target)  # p_i at each edge
+    of_gate.mul_(pull).mul_(gate)  # ∂L/∂η ⊙ σ(ê)
+    pull.mul_(gate)
+    of_e = of_gate.mul_(1 - gate) if pe_gate is None else of_gate * (1 - gate).mul_(pe_gate)
     of_pe_gate = None
     if pe_gate is not None:
+        pull.mul_(pe_gate)
         of_pe_gate = of_gate.sum(1, keepdim=True).to(pe_gate.dtype)
-        of_e, gate = of_e * pe_gate, gate * pe_gate
     if of_e_hat is not None:
-        of_e = of_e + of_e_hat
+        of_e = of_e.add_(of_e_hat)
     of_query = row_sum(of_e, order.target_ptr, order.by_target)  # [N, d]
-    of_message, of_key = (row_sum(x, order.source_ptr, order.by_source) for x in (pull * gate, of_e))
+    of_message, of_key = (row_sum(x, order.source_ptr, order.by_source) for x in (pull, of_e))
     of_nodes = torch.cat([of_x_hat, of_query, of_message, of_key], dim=1).to(nodes.dtype)
     return of_nodes, of_e.to(e_hat.dtype), of_pe_gate
 

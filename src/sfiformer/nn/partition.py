@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sfiformer.attention import Adjacency, EdgeOrder
-from sfiformer.attention.edges import segment_sum
+from sfiformer.attention.edges import segment_sum, spread
 
 
 class Partition(NamedTuple):
@@ -46,7 +46,7 @@ class Partition(NamedTuple):
 
     def spread(self, values: Tensor) -> Tensor:
         """Each graph's row to its nodes: [G, …] → [N, …]."""
-        return values.index_select(0, self.batch)
+        return spread(values, self.ptr, self.batch)
 
 
 class Structure(NamedTuple):

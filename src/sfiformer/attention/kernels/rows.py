@@ -45,13 +45,15 @@ def row_sum(
     loop: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`sfiformer.attention.edges.row_sum` by kernel; x lies whole."""
+    """`sfiformer.attention.edges.row_sum` by kernel."""
+    x = x.contiguous()
     rows, width = len(ptr) - 1, x.size(1)
     out = x.new_empty((rows, width), dtype=dtype or torch.float32)
     if out.numel() == 0:
         return out
     terms = len(x) if column is None else len(column)
-    columns = min(triton.next_power_of_2(width), 64)
+    # Few long rows are cut into narrow columns: more programs, and more terms at a time in each.
+    columns = min(triton.next_power_of_2(width), 64 if terms <= 64 * rows else 16)
     edges = tile_edges(terms, rows, columns)
     warps = tile_warps(edges * columns)
     row_sum_kernel[(rows, triton.cdiv(width, columns))](
@@ -62,7 +64,7 @@ def row_sum(
 
 def tile_edges(terms: int, rows: int, columns: int) -> int:
     """Terms at a time: about as many as a row has, so that most rows are one trip to memory."""
-    return max(1, min(triton.next_power_of_2(-(-terms // rows)), 64, 2048 // columns))
+    return max(1, min(triton.next_power_of_2(-(-terms // rows)), 128, 2048 // columns))
 
 
 def tile_warps(numbers: int) -> int:

@@ -70,15 +70,17 @@ def newton(s, u, valid, scale0, s_ref, leak0, u_max):
     friction = tl.where(valid, tl.exp(u - u_max[:, None]) * scale[:, None], 3e38)
     leak = tl.exp(leak0 - (m - s_ref))
     product = weight * friction
-    total = tl.sum(weight, 1) + leak
-    eta = (1 + tl.sum(product, 1)) / total
+    taken, total = tl.sum(product, 1), tl.sum(weight, 1) + leak
+    eta = (1 + taken) / total
     moving = 1
     while moving > 0:
         active = friction < eta[:, None]
-        shrunk = tl.sum(tl.where(active, weight, 0.0), 1) + leak
-        lower = (1 + tl.sum(tl.where(active, product, 0.0), 1)) / shrunk
-        moving = tl.max((shrunk < total).to(tl.int32), 0)
-        total = shrunk
+        # This sum shows that a key leaves even where its weight is below the rounding of the other.
+        less = tl.sum(tl.where(active, product, 0.0), 1)
+        total = tl.sum(tl.where(active, weight, 0.0), 1) + leak
+        lower = (1 + less) / total
+        moving = tl.max((less < taken).to(tl.int32), 0)
+        taken = less
         eta = tl.where(lower < eta, lower, eta)
     return m, weight, friction, scale, eta, total
 
