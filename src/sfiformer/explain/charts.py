@@ -99,7 +99,7 @@ def _draw_reach(axes: Axes, statistics: Sequence[Statistics]) -> None:
     if shares[-1]:
         axes.text(nowhere, 0, "no\npath", ha="center", va="bottom", fontsize=8)
     axes.set_ylim(0, None)
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
     axes.set_xlabel("hops from query to key")
     axes.set_title("attention by distance\n(mean of layers and heads, band: range of layers)", fontsize=10)
     axes.legend()

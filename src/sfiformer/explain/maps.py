@@ -104,7 +104,9 @@ def draw_iterations(record: GraphRecord, layer: int, heads: Sequence[int] | None
                     said = f"distance {distance(column.values[head], exact[head]):.2f}; {said}"
                 axes.set_title(said, fontsize=10)
             _name(grid[0, place], column.title)
-        bar = above.colorbar(image, ax=grid, location="right", pad=0.01, aspect=25, extend="both")
+        bar = above.colorbar(
+            image, ax=grid, location="right", pad=0.01, aspect=20 * len(heads), extend="both"
+        )
         bar.set_label("|Z|, white: exactly zero", fontsize=9)
         for axes, head in zip(grid[:, 0], heads, strict=True):
             axes.set_ylabel(f"head {head + 1}\nquery node")

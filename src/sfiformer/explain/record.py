@@ -161,6 +161,7 @@ def record(
         model.train(training)
         for hook in hooks:
             hook.remove()
+    adjacency = Adjacency.of(batch.edge_index, batch.num_nodes)
     molecular = model.config.node_encoder == "atom" or model.config.node_categories == ATOM_SIZES
     atoms = batch.x.cpu() if molecular else None
     target = batch.fields.get("edge_label" if task.level == "link" else "y")
@@ -168,7 +169,7 @@ def record(
         name=name,
         num_nodes=batch.num_nodes,
         edge_index=batch.edge_index.cpu(),
-        adjacency=_dense(Adjacency.of(batch.edge_index, batch.num_nodes)).cpu(),
+        adjacency=adjacency.matmul(torch.eye(batch.num_nodes, device=batch.device)).cpu(),
         layers=layers,
         outputs=outputs,
         target=None if target is None else target.cpu(),
@@ -233,10 +234,3 @@ def _layer(layer: SFiAttention, x: Tensor, ptr: Tensor) -> LayerRecord:
         gamma=float(layer.gamma) if layer.adjacency else None,
         solver=solver,
     )
-
-
-def _dense(adjacency: Adjacency) -> Tensor:
-    """Ã as a matrix [n, n], queries (targets) down and keys (sources) across."""
-    dense = torch.diag(adjacency.loop)
-    order = adjacency.order
-    return dense.index_put((order.target, order.source), adjacency.weight, accumulate=True)
