@@ -11,9 +11,12 @@ from torch import Tensor
 
 from sfiformer.attention.kernels.backward import key_kernel, query_kernel
 from sfiformer.attention.kernels.forward import forward_kernel
+from sfiformer.attention.kernels.pivots import pivot_forward_kernel, pivot_key_kernel, pivot_query_kernel
+from sfiformer.attention.kernels.stream_backward import stream_key_kernel, stream_query_kernel
+from sfiformer.attention.kernels.stream_forward import stream_forward_kernel
 
 MAX_WIDTH = 256  # of a head
-MAX_NODES = 1024  # of a graph whose rows stay on chip
+MAX_NODES = 1024  # of a graph whose rows stay on chip (the end of a bucket); larger ones are streamed
 
 
 class Bucket(NamedTuple):
@@ -33,28 +36,24 @@ BUCKETS = (
 )
 
 
-def serves(q: Tensor, v: Tensor, max_nodes: int) -> bool:
-    """Whether the kernels take these widths, dtypes and sizes."""
-    return (
-        q.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and max(q.shape[-1], v.shape[-1]) <= MAX_WIDTH
-        and max_nodes <= MAX_NODES
-    )
+def serves(q: Tensor, v: Tensor) -> bool:
+    """Whether the kernels take these widths and dtypes."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    return q.dtype in dtypes and max(q.shape[-1], v.shape[-1]) <= MAX_WIDTH
 
 
 def _launches(graphs: int, nodes: int, max_nodes: int) -> Iterator[tuple[Bucket, int, int]]:
     """The buckets in use, each with the size that it starts above and the number of its tiles (see `tiles.locate`)."""
     below = 0
     for bucket in BUCKETS:
-        if nodes and below < max_nodes:
+        if nodes and below < min(max_nodes, MAX_NODES):
             yield bucket, below, nodes // bucket.rows + graphs
         below = bucket.keys
 
 
 def _tile_options(bucket: Bucket, below: int, q: Tensor, potential: bool, dropout_p: float) -> dict[str, Any]:
-    """Compile-time settings. Where TF32 is not allowed, three TF32 products make one of float32's accuracy."""
+    """Compile-time settings of the kernels with rows on chip."""
     half = q.element_size() == 2
-    tf32 = torch.backends.cuda.matmul.allow_tf32
     return {
         "ROWS": bucket.rows,
         "KEYS": bucket.keys,
@@ -62,10 +61,59 @@ def _tile_options(bucket: Bucket, below: int, q: Tensor, potential: bool, dropou
         "WIDTH": 32 if half else 16,
         "POTENTIAL": potential,
         "DROPOUT": dropout_p > 0,
-        "PRECISION": "ieee" if half else "tf32" if tf32 else "tf32x3",
+        "PRECISION": _precision(q),
         "num_warps": bucket.warps,
         "num_stages": 2 if half else 1,
     }
+
+
+def _precision(q: Tensor) -> str:
+    """Of products. Where TF32 is not allowed, three TF32 products make one of float32's accuracy."""
+    if q.element_size() == 2:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+class Stream(NamedTuple):
+    """Tiles of ``rows`` nodes that stay while blocks of ``keys`` stream past."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def _stream_options(tile: Stream, q: Tensor, v: Tensor, potential: bool, dropout_p: float) -> dict[str, Any]:
+    """Compile-time settings of the streaming kernels: a tile holds whole heads, padded to a power of two on chip."""
+    return {
+        "ROWS": tile.rows,
+        "KEYS": tile.keys,
+        "MORE_THAN": MAX_NODES,
+        "WIDTH": _padded(q.shape[2]),
+        "VALUE_WIDTH": _padded(v.shape[2]),
+        "POTENTIAL": potential,
+        "DROPOUT": dropout_p > 0,
+        "PRECISION": _precision(q),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+def _padded(width: int) -> int:
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def _stream_tiles(q: Tensor, v: Tensor) -> tuple[Stream, Stream, Stream, Stream]:
+    """Tiles of the forward, of the backward's queries and of its keys, and of rows measured from a pivot."""
+    width, half = _padded(max(q.shape[2], v.shape[2])), q.element_size() == 2
+    steep = Stream(32, 32, 4, 1)
+    if half and width <= 64:
+        return Stream(128, 64, 8, 3), Stream(128, 64, 8, 2), Stream(128, 64, 8, 2), steep
+    if half and width <= 128:
+        return Stream(64, 64, 4, 2), Stream(64, 64, 8, 2), Stream(64, 64, 8, 2), steep
+    if half or width <= 64:
+        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 1), Stream(64, 32, 8, 1), steep
+    return Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), steep._replace(rows=16, warps=8)
 
 
 @torch.library.custom_op("sfiformer::fused_attention", mutates_args=())
@@ -83,20 +131,36 @@ def fused_attention(
     scale: float,
     dropout_p: float,
     max_nodes: int,
-) -> tuple[Tensor, Tensor]:
-    """Attention [N, heads, width of v], and eight numbers a row, [8, N, heads]. The plain twin is `packed_attention`."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention [N, heads, width of v], and what the backward needs. The plain twin is `packed_attention`.
+
+    That is eight numbers a row, [8, N, heads], and where graphs are streamed a ninth, the number of sweeps over their keys,
+    and Σ_A p v / W, [N, heads, width of v] in float32 (else empty).
+    """
     nodes, heads, width = q.shape
     out = torch.empty_like(v)
-    stats = q.new_empty((8, nodes, heads), dtype=torch.float32)
+    streamed = max_nodes > MAX_NODES
+    stats = q.new_empty((8 + streamed, nodes, heads), dtype=torch.float32)
+    means = torch.empty_like(v if streamed else v[:0], dtype=torch.float32)
     graphs = len(ptr) - 1
+    log_alpha, hard = 0.0 if math.isinf(alpha) else math.log(alpha), potential or math.isinf(alpha)
+    sizes = (log_alpha, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
     for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
         options = _tile_options(bucket, below, q, potential, dropout_p)
         forward_kernel[(tiles, heads)](
-            q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, 0.0 if math.isinf(alpha) else math.log(alpha),
-            scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads,
-            HARD=potential or math.isinf(alpha), **options,
-        )  # fmt: skip
-    return out, stats
+            q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, *sizes, HARD=hard, **options
+        )
+    if streamed:
+        tensors = (q, k, v, q_friction, k_friction, out, means, stats, ptr, lam, seed)
+        tile, _, _, steep = _stream_tiles(q, v)
+        options = _stream_options(tile, q, v, potential, dropout_p)
+        doubt = 5e-4 if q.element_size() == 2 else 2e-6
+        stream_forward_kernel[(nodes // tile.rows + graphs, heads)](
+            *tensors, *sizes, HARD=hard, DOUBT=doubt, **options
+        )
+        options = _stream_options(steep, q, v, potential, dropout_p)
+        pivot_forward_kernel[(nodes // steep.rows + graphs, heads)](*tensors, *sizes, HARD=hard, **options)
+    return out, stats, means
 
 
 @torch.library.custom_op("sfiformer::fused_attention_backward", mutates_args=())
@@ -110,7 +174,9 @@ def fused_attention_backward(
     ptr: Tensor,
     lam: Tensor,
     seed: Tensor,
+    out: Tensor,
     stats: Tensor,
+    means: Tensor,
     potential: bool,
     scale: float,
     dropout_p: float,
@@ -128,6 +194,17 @@ def fused_attention_backward(
         grid = (tiles, heads)
         query_kernel[grid](*inputs, of_q, of_q_friction, *tail, **options)
         key_kernel[grid](*inputs, of_k, of_v, of_k_friction, *tail, **options)
+    if max_nodes > MAX_NODES:
+        _, queries, keys, steep = _stream_tiles(q, v)
+
+        def launch(kernel: Any, tile: Stream, *tensors: Tensor) -> None:
+            options = _stream_options(tile, q, v, potential, dropout_p)
+            kernel[(nodes // tile.rows + graphs, heads)](*inputs, *tensors, *tail, **options)
+
+        launch(stream_query_kernel, queries, out, means, of_q, of_q_friction)
+        launch(pivot_query_kernel, steep, of_q, of_q_friction)
+        launch(stream_key_kernel, keys, of_k, of_v, of_k_friction)
+        launch(pivot_key_kernel, steep, of_k, of_v, of_k_friction)
     grad_log_kappa = sums[3].sum(-1) if nodes else q.new_zeros(0, dtype=torch.float32)
     by_graph = torch.segment_reduce(grad_log_kappa, "sum", offsets=ptr, initial=0.0)
     grad_lam = torch.where(lam > 0, by_graph / lam.clamp(min=torch.finfo(lam.dtype).tiny), 0).to(lam.dtype)
@@ -135,8 +212,10 @@ def fused_attention_backward(
 
 
 @fused_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(v), q.new_empty((8, *q.shape[:2]), dtype=torch.float32)
+def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    streamed = args[-1] > MAX_NODES
+    stats = q.new_empty((8 + streamed, *q.shape[:2]), dtype=torch.float32)
+    return torch.empty_like(v), stats, torch.empty_like(v if streamed else v[:0], dtype=torch.float32)
 
 
 @fused_attention_backward.register_fake
@@ -154,13 +233,14 @@ def _(
     return tuple(torch.empty_like(x) for x in (q, k, v, q_friction, k_friction, lam))
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, _, potential, scale, dropout_p, max_nodes = inputs
-    ctx.save_for_backward(*tensors, output[1])
+    out, stats, means = output
+    ctx.save_for_backward(*tensors, out if max_nodes > MAX_NODES else means, stats, means)
     ctx.options = (potential, scale, dropout_p, max_nodes)
 
 
-def _backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     *of_inputs, of_lam = fused_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
     return *of_inputs, None, of_lam, *[None] * 6
 

@@ -1,0 +1,164 @@
+"""The backward kernels of large graphs: a tile of queries with the keys streaming past it, and a tile of keys with the queries.
+
+The forward left O = Σ z v and O₂ = Σ_A p v / W of each row, so the sums that the closed form of `sfiformer.flow.exact` needs
+are known before the sweep:
+
+    ḡ = dO · O₂ ,    Σ g z = dO · O ,    T = Σ g z − ḡ Σ z ,    ∂L/∂log κ = Σ g z − ḡ .
+
+Rows that are not gentle count for nothing here: see `pivots`. No atomics: two runs agree to the bit.
+"""
+
+import triton
+import triton.language as tl
+
+from sfiformer.attention.kernels.backward import load_stats
+from sfiformer.attention.kernels.streaming import LOG2E, is_gentle, scores
+from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
+
+
+@triton.jit
+def store_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
+    """Write the tile ``x`` [rows, WIDTH] of a tensor whose heads have ``width`` columns."""
+    columns = tl.arange(0, WIDTH)
+    inside = is_row[:, None] & (columns < width)[None, :]
+    tl.store(out + (rows[:, None] * stride + columns[None, :]), x.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def plain_rows(place, is_row, stride):
+    """What plain exponentials need of gentle rows, in units of log 2: m, norm_s, norm_u, κ p_m, η, and which rows these are.
+
+    The other rows get a level that no friction is below.
+    """
+    pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stride)
+    gentle = is_row & is_gentle(pivot, steep, m, norm_s, norm_u)
+    kappa = tl.where(gentle, tl.exp(tl.minimum(steep + (norm_u - pivot), 60.0)), 0.0)
+    eta = tl.where(gentle, tl.maximum(level, -1e30) + tl.exp(tl.minimum(steep, 60.0)), -1e30)
+    return m * LOG2E, norm_s * LOG2E, norm_u * LOG2E, kappa, eta, gentle
+
+
+@triton.jit
+def plain_gradients(s, u, g, m, norm_s, norm_u, kappa, eta, mean, pull, grad_log_kappa, POTENTIAL: tl.constexpr):
+    """z, ∂L/∂s and ∂L/∂u of a block; the numbers of its rows (queries) are broadcast to it by the caller."""
+    f = tl.exp2(u - norm_u)
+    taken = f * kappa
+    active = taken < eta
+    if POTENTIAL:
+        spread = tl.exp2(s - norm_s)
+        weight = tl.where(active, spread * tl.exp2(norm_s - m), 0.0)
+    else:
+        spread = tl.exp2(norm_s - s)
+        weight = tl.where(active, tl.exp2(s - m), 0.0)
+    centred = g - mean
+    z = weight * (eta - taken)
+    return z, centred * z - spread * pull, -(weight * taken) * centred - f * grad_log_kappa
+
+
+@triton.jit
+def stream_query_kernel(
+    q, k, v, q_friction, k_friction, grad_out, out, means, grad_q, grad_q_friction, stats, sums, ptr, seed,
+    scale, dropout_p, graphs, heads, width, value_width, stat_stride,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the queries of one tile, and the sums of their rows."""
+    head = tl.program_id(1)
+    start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
+    if (first_row < n) & (n > MORE_THAN):
+        rows = first_row + tl.arange(0, ROWS)
+        is_row = rows < n
+        stride, value_stride = heads * width, heads * value_width
+        at, value_at = start * stride + head * width, start * value_stride + head * value_width
+        row_number = start * heads + head + rows * heads
+        m, norm_s, norm_u, kappa, eta, gentle = plain_rows(stats + row_number, is_row, stat_stride)
+        log_leak = tl.load(stats + row_number + 5 * stat_stride, mask=is_row, other=float("-inf"))
+        upstream = load_chunk(grad_out + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
+        o = load_chunk(out + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
+        mean = load_chunk(means + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
+        reach = tl.where(gentle, tl.sum(upstream.to(tl.float32) * o.to(tl.float32), 1), 0.0)  # Σ g z
+        mean = tl.where(gentle, tl.sum(upstream.to(tl.float32) * mean, 1), 0.0)  # ḡ
+        pull = reach - mean * (1 - tl.exp(log_leak) * tl.maximum(eta, 0.0))
+        grad_log_kappa = reach - mean
+
+        x = load_chunk(q + at, rows, n, stride, 0, width, WIDTH)
+        x_friction = load_chunk(q_friction + at, rows, n, stride, 0, width, WIDTH)
+        of_q = tl.zeros([ROWS, WIDTH], tl.float32)
+        of_q_friction = tl.zeros([ROWS, WIDTH], tl.float32)
+        for first in range(0, n, KEYS):
+            keys = first + tl.arange(0, KEYS)
+            inside = (keys < n)[None, :]
+            y = load_chunk(k + at, keys, n, stride, 0, width, WIDTH)
+            y_friction = load_chunk(k_friction + at, keys, n, stride, 0, width, WIDTH)
+            s = scale * LOG2E * tl.dot(x, tl.trans(y), input_precision=PRECISION)
+            u = scale * LOG2E * tl.dot(x_friction, tl.trans(y_friction), input_precision=PRECISION)
+            g = scores(upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION)
+            if DROPOUT:
+                g *= kept(tl.load(seed), row_number, keys, dropout_p)
+            _, grad_s, grad_u = plain_gradients(
+                s, u, g, m[:, None], norm_s[:, None], norm_u[:, None], kappa[:, None], eta[:, None],
+                mean[:, None], pull[:, None], grad_log_kappa[:, None], POTENTIAL,
+            )  # fmt: skip
+            grad_s = tl.where(inside, grad_s, 0.0).to(y.dtype)
+            grad_u = tl.where(inside, grad_u, 0.0).to(y.dtype)
+            of_q = tl.dot(grad_s, y, of_q, input_precision=PRECISION)
+            of_q_friction = tl.dot(grad_u, y_friction, of_q_friction, input_precision=PRECISION)
+        store_columns(grad_q + at, rows, of_q * scale, gentle, stride, width, WIDTH)
+        store_columns(grad_q_friction + at, rows, of_q_friction * scale, gentle, stride, width, WIDTH)
+        place = sums + row_number
+        tl.store(place, mean * 0, mask=gentle)
+        tl.store(place + stat_stride, mean, mask=gentle)
+        tl.store(place + 2 * stat_stride, pull, mask=gentle)
+        tl.store(place + 3 * stat_stride, grad_log_kappa, mask=gentle)
+        tl.store(place + 4 * stat_stride, mean * 0, mask=gentle)
+
+
+@triton.jit
+def stream_key_kernel(
+    q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, stats, sums, ptr, seed,
+    scale, dropout_p, graphs, heads, width, value_width, stat_stride,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the keys and values of one tile of ROWS keys. Blocks are [keys, queries]: no product need be transposed."""
+    head = tl.program_id(1)
+    start, n, graph, first_key = locate(ptr, graphs, tl.program_id(0), ROWS)
+    if (first_key < n) & (n > MORE_THAN):
+        keys = first_key + tl.arange(0, ROWS)
+        stride, value_stride = heads * width, heads * value_width
+        at, value_at = start * stride + head * width, start * value_stride + head * value_width
+        y = load_chunk(k + at, keys, n, stride, 0, width, WIDTH)
+        y_friction = load_chunk(k_friction + at, keys, n, stride, 0, width, WIDTH)
+        values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
+        of_k = tl.zeros([ROWS, WIDTH], tl.float32)
+        of_k_friction = tl.zeros([ROWS, WIDTH], tl.float32)
+        of_v = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+        for first in range(0, n, KEYS):
+            queries = first + tl.arange(0, KEYS)
+            is_query = queries < n
+            row_number = start * heads + head + queries * heads
+            m, norm_s, norm_u, kappa, eta, gentle = plain_rows(stats + row_number, is_query, stat_stride)
+            mean = tl.load(sums + row_number + stat_stride, mask=gentle, other=0.0)
+            pull = tl.load(sums + row_number + 2 * stat_stride, mask=gentle, other=0.0)
+            grad_log_kappa = tl.load(sums + row_number + 3 * stat_stride, mask=gentle, other=0.0)
+            x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
+            x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
+            upstream = load_chunk(grad_out + value_at, queries, n, value_stride, 0, value_width, VALUE_WIDTH)
+            s = scale * LOG2E * tl.dot(y, tl.trans(x), input_precision=PRECISION)
+            u = scale * LOG2E * tl.dot(y_friction, tl.trans(x_friction), input_precision=PRECISION)
+            g = tl.dot(values, tl.trans(upstream), input_precision=PRECISION)
+            if DROPOUT:
+                keep = tl.trans(kept(tl.load(seed), row_number, keys, dropout_p))
+                g *= keep
+            z, grad_s, grad_u = plain_gradients(
+                s, u, g, m[None, :], norm_s[None, :], norm_u[None, :], kappa[None, :], eta[None, :],
+                mean[None, :], pull[None, :], grad_log_kappa[None, :], POTENTIAL,
+            )  # fmt: skip
+            if DROPOUT:
+                z *= keep
+            of_v = tl.dot(z.to(upstream.dtype), upstream, of_v, input_precision=PRECISION)
+            of_k = tl.dot(grad_s.to(x.dtype), x, of_k, input_precision=PRECISION)
+            of_k_friction = tl.dot(grad_u.to(x.dtype), x_friction, of_k_friction, input_precision=PRECISION)
+        is_key = keys < n
+        store_columns(grad_k + at, keys, of_k * scale, is_key, stride, width, WIDTH)
+        store_columns(grad_k_friction + at, keys, of_k_friction * scale, is_key, stride, width, WIDTH)
+        store_columns(grad_v + value_at, keys, of_v, is_key, value_stride, value_width, VALUE_WIDTH)

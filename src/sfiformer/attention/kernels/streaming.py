@@ -1,0 +1,142 @@
+"""Device functions for graphs whose rows do not fit on chip: a tile of queries stays, the keys stream past it in blocks.
+
+Nearly all rows of a large graph are *gentle* (η p_max is moderate: see `sfiformer.flow.rows`) and are solved on plain
+exponentials. In units of the largest weight p_m, with w_j = p_j / p_m and c_j = κ f_j p_m, the level η is the root of
+
+    g(η) = Σ_j w_j (η − c_j)₊ + ε η / p_m = 1 ,
+
+and g is increasing, convex and piecewise linear. One sweep over the keys finds g and its slope W at several probes. The least
+root of their tangents is an upper bound of η, the root of the chord across 1 a lower one, and a Newton step from the upper
+bound errs by at most (upper − lower) · (W_high − W_low) / W in η: the *doubt*, which says whether a row needs another sweep.
+
+Scores are kept in units of log 2 (`exp2` is what the hardware has), but stored in natural units.
+"""
+
+import triton
+import triton.language as tl
+
+from sfiformer.attention.kernels.solving import LOG_GENTLE
+from sfiformer.attention.kernels.tiles import load_chunk
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+STEEP = tl.constexpr(66.0)  # log2 κ f_max p_m up to here stays on plain exponentials
+
+
+@triton.jit
+def scores(x, base, keys, n, stride, width, factor, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
+    """factor · x_i · y_j for the rows of a tile and a block of keys: [rows, keys] float32."""
+    y = load_chunk(base, keys, n, stride, 0, width, WIDTH)
+    return factor * tl.dot(x, tl.trans(y), input_precision=PRECISION)
+
+
+@triton.jit
+def scalings(
+    m, s_min, u_max, sum_s, sum_r, sum_u, lam, log_alpha, n, POTENTIAL: tl.constexpr, HARD: tl.constexpr
+):
+    """log2 κ f_max p_m, ε / p_m, and the normalisers of r (or p) and f of each row, from the sums of a sweep."""
+    norm_u = u_max + tl.log2(sum_u)
+    if POTENTIAL:
+        norm_s = m + tl.log2(sum_s)
+        strength = tl.log2(lam * n)
+    else:
+        norm_s = s_min - tl.log2(sum_r)
+        strength = tl.log2(lam)
+    steep = strength + (m - norm_s) + (u_max - norm_u)
+    if HARD:
+        leak = tl.zeros_like(m)
+    else:
+        leak = tl.exp2((norm_s - m) - log_alpha * LOG2E)
+    return steep, leak, norm_s, norm_u
+
+
+@triton.jit
+def first_sweep(
+    q, q_friction, k, k_friction, n, count, step, stride, width, factor, low, middle, high,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, POTENTIAL: tl.constexpr, PROBES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Extremes and sums of each row over ``count`` keys, every ``step``-th, and Σ w, Σ w e where u < probe, e = f / f_max.
+
+    Everything is relative to the extremes seen so far, and rescaled when these move.
+    """
+    inf = float("inf")
+    m, s_min, u_max = tl.full([ROWS], -inf, tl.float32), tl.full([ROWS], inf, tl.float32), tl.full([ROWS], -inf, tl.float32)  # fmt: skip
+    sum_s, sum_r, sum_u, sum_f = tl.zeros_like(m), tl.zeros_like(m), tl.zeros_like(m), tl.zeros_like(m)
+    w_low, w_middle, w_high = tl.zeros_like(m), tl.zeros_like(m), tl.zeros_like(m)
+    f_low, f_middle, f_high = tl.zeros_like(m), tl.zeros_like(m), tl.zeros_like(m)
+    for first in range(0, count, KEYS):
+        index = first + tl.arange(0, KEYS)
+        inside = (index < count)[None, :]
+        s = scores(q, k, index * step, n, stride, width, factor, WIDTH, PRECISION)
+        u = scores(q_friction, k_friction, index * step, n, stride, width, factor, WIDTH, PRECISION)
+        if not POTENTIAL:
+            least = tl.minimum(s_min, tl.min(tl.where(inside, s, inf), 1))
+            sum_r = sum_r * tl.exp2(least - s_min) + tl.sum(tl.where(inside, tl.exp2(least[:, None] - s), 0.0), 1)
+            s_min = least
+        s = tl.where(inside, s, -inf)
+        u = tl.where(inside, u, -inf)
+        top, top_u = tl.maximum(m, tl.max(s, 1)), tl.maximum(u_max, tl.max(u, 1))
+        shrink, shrink_u = tl.exp2(m - top), tl.exp2(u_max - top_u)
+        w, e = tl.exp2(s - top[:, None]), tl.exp2(u - top_u[:, None])
+        m, u_max = top, top_u
+        product = w * e
+        sum_s = sum_s * shrink + tl.sum(w, 1)
+        sum_u = sum_u * shrink_u + tl.sum(e, 1)
+        sum_f = sum_f * (shrink * shrink_u) + tl.sum(product, 1)
+        if PROBES:
+            below = u < low[:, None]
+            w_low = w_low * shrink + tl.sum(tl.where(below, w, 0.0), 1)
+            f_low = f_low * (shrink * shrink_u) + tl.sum(tl.where(below, product, 0.0), 1)
+            below = u < middle[:, None]
+            w_middle = w_middle * shrink + tl.sum(tl.where(below, w, 0.0), 1)
+            f_middle = f_middle * (shrink * shrink_u) + tl.sum(tl.where(below, product, 0.0), 1)
+            below = u < high[:, None]
+            w_high = w_high * shrink + tl.sum(tl.where(below, w, 0.0), 1)
+            f_high = f_high * (shrink * shrink_u) + tl.sum(tl.where(below, product, 0.0), 1)
+    return m, s_min, u_max, sum_s, sum_r, sum_u, sum_f, w_low, f_low, w_middle, f_middle, w_high, f_high
+
+
+@triton.jit
+def weights(
+    q, q_friction, k, k_friction, index, count, step, n, stride, width, factor, m, cut,
+    WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """w (0 beyond ``count``) and c of a block of keys; log2 c = u − cut."""
+    s = scores(q, k, index * step, n, stride, width, factor, WIDTH, PRECISION)
+    u = scores(q_friction, k_friction, index * step, n, stride, width, factor, WIDTH, PRECISION)
+    outside = tl.where(index < count, 0.0, float("-inf"))
+    return tl.exp2(s - m[:, None] + outside[None, :]), tl.exp2(u - cut[:, None])
+
+
+@triton.jit
+def probe(w, c, eta):
+    """Σ w and Σ w c of a block, over the keys with c < η."""
+    active = c < eta[:, None]
+    return tl.sum(tl.where(active, w, 0.0), 1), tl.sum(tl.where(active, w * c, 0.0), 1)
+
+
+@triton.jit
+def tighten(eta, total, taken, low, g_low, w_low, high, g_high, w_high, upper):
+    """Take one probe, W = ``total`` and Σ w c = ``taken`` at η, into a bracket of the root of g(η) = η W − Σ w c = 1."""
+    g = eta * total - taken
+    upper = tl.minimum(upper, (1 + taken) / tl.maximum(total, 1e-37))  # the root of the tangent
+    under = (g <= 1) & (eta >= low)
+    over = (g > 1) & (eta <= high)
+    low, g_low, w_low = tl.where(under, eta, low), tl.where(under, g, g_low), tl.where(under, total, w_low)
+    high, g_high, w_high = tl.where(over, eta, high), tl.where(over, g, g_high), tl.where(over, total, w_high)
+    return low, g_low, w_low, high, g_high, w_high, upper
+
+
+@triton.jit
+def chord(low, g_low, w_low, high, g_high, w_high, upper):
+    """The lower bound of η, and the doubt about a Newton step from the upper one, relative to η W."""
+    across = low + (1 - g_low) * (high - low) / tl.maximum(g_high - g_low, 1e-37)
+    lower = tl.where(g_high > 1, tl.minimum(across, upper), upper)  # else all keys are active: the tangent is exact
+    return lower, (upper - lower) * (w_high - w_low) / tl.maximum(upper * w_high, 1e-37)
+
+
+@triton.jit
+def is_gentle(pivot, steep, m, norm_s, norm_u):
+    """Whether the backward of a row can use plain exponentials: no ratio of the row's numbers leaves their range."""
+    return (steep < LOG_GENTLE) & (steep + (norm_u - pivot) < 60) & (norm_s - m < 60)
