@@ -1,7 +1,7 @@
 """The rows of large graphs that are not gentle: measured from a pivot, as `solving` does, with the keys streaming past.
 
 These kernels follow those of `stream_forward` and `stream_backward`, skip every tile without such a row, and touch no other
-row. Scores are in natural units. With the row's normalisers (f = exp(u − norm_u), and r or p likewise),
+row. With the row's normalisers (f = exp(u − norm_u), and r or p likewise),
 
     log κ f_k p_m = strength + (m − norm_s) + (u_k − norm_u) ,
     log ε/p_m     = −log α − (m − norm_s) ,
@@ -127,8 +127,8 @@ def pivot_forward_kernel(
             shrink = hard & (level <= 0) & (pivot > u_min)
             rise = log1p(tl.maximum(level * tl.exp(-steep), -0.999999))
             limit = tl.minimum(pivot + rise + rounding(pivot, norm_u), pivot)
+            sweeps += 2 * shrinking
             shrinking = tl.max(shrink.to(tl.int32), 0)
-            sweeps += 2
 
         level = tl.where(level > 0, level, -inf)
         sum_z = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
@@ -164,6 +164,13 @@ def steep_rows(place, is_row, stride):
     pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stride)
     hard = is_row & (is_gentle(pivot, steep, m, norm_s, norm_u) == 0)
     return pivot, tl.where(hard, level, float("-inf")), steep, m, norm_s, norm_u, hard
+
+
+@triton.jit
+def ahead_of_top(g, g_top, valid):
+    """g − g_top, and 0 within rounding: friction may multiply the heaviest key's own difference by any power of e."""
+    ahead = g - g_top[:, None]
+    return tl.where(valid & (tl.abs(ahead) > 4e-7 * tl.abs(g_top)[:, None]), ahead, 0.0)
 
 
 @triton.jit
@@ -206,13 +213,14 @@ def pivot_query_kernel(
             top = tl.max(log_weight, 1)
             is_top = log_weight >= top[:, None]
             g_here = tl.sum(tl.where(is_top, g, 0.0), 1) / tl.sum(is_top.to(tl.float32), 1)
-            moved = tl.where(top > heaviest, g_top - g_here, 0.0)
+            heavier = top > heaviest
+            moved = tl.where(heavier, g_top - g_here, 0.0)
             offset += moved * weight
             pull += moved * flow
-            g_top -= moved
+            g_top = tl.where(heavier, g_here, g_top)
             heaviest = tl.maximum(heaviest, top)
             lifted = tl.exp(tl.minimum(log_weight + lift[:, None], 80.0))
-            ahead = tl.where(valid, g - g_top[:, None], 0.0)
+            ahead = ahead_of_top(g, g_top, valid)
             offset += tl.sum(lifted * ahead, 1)
             pull += tl.sum(z * ahead, 1)
             weight += tl.sum(lifted, 1)
@@ -236,7 +244,7 @@ def pivot_query_kernel(
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
             z, _, log_gated = flows(s, u, valid, pivot, level, steep, m)
-            ahead = tl.where(valid, g - g_top[:, None], 0.0)
+            ahead = ahead_of_top(g, g_top, valid)
             gate = gate_gradient(log_gated, ahead, offset, lift)
             grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
             grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
@@ -305,7 +313,7 @@ def pivot_key_kernel(
                     g *= keep
                 valid = (keys < n)[None, :] & hard[:, None]
                 z, _, log_gated = flows(s, u, valid, pivot, level, steep, m)
-                ahead = tl.where(valid, g - g_top[:, None], 0.0)
+                ahead = ahead_of_top(g, g_top, valid)
                 gate = gate_gradient(log_gated, ahead, offset, lift)
                 sunk = offset * tl.exp(-lift)
                 grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from sfiformer.attention.kernels.backward import load_stats
-from sfiformer.attention.kernels.streaming import LOG2E, is_gentle, scores
+from sfiformer.attention.kernels.streaming import is_gentle, scores
 from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
 
@@ -26,29 +26,35 @@ def store_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
 
 @triton.jit
 def plain_rows(place, is_row, stride):
-    """What plain exponentials need of gentle rows, in units of log 2: m, norm_s, norm_u, κ p_m, η, and which rows these are.
+    """What plain exponentials need of gentle rows: m, norm_s, the pivot's u, κ f_k, η and f_k, and which
+    rows these are.
 
     The other rows get a level that no friction is below.
     """
     pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stride)
     gentle = is_row & is_gentle(pivot, steep, m, norm_s, norm_u)
-    kappa = tl.where(gentle, tl.exp(tl.minimum(steep + (norm_u - pivot), 60.0)), 0.0)
-    eta = tl.where(gentle, tl.maximum(level, -1e30) + tl.exp(tl.minimum(steep, 60.0)), -1e30)
-    return m * LOG2E, norm_s * LOG2E, norm_u * LOG2E, kappa, eta, gentle
+    kappa = tl.where(gentle, tl.exp(tl.minimum(steep, 60.0)), 0.0)
+    eta = tl.where(gentle, tl.maximum(level, -1e30) + kappa, -1e30)
+    share = tl.exp(tl.minimum(pivot - norm_u, 0.0))
+    pivot = tl.where(gentle, pivot, norm_u)
+    return m, norm_s, pivot, kappa, eta, share, gentle
 
 
 @triton.jit
-def plain_gradients(s, u, g, m, norm_s, norm_u, kappa, eta, mean, pull, grad_log_kappa, POTENTIAL: tl.constexpr):
-    """z, ∂L/∂s and ∂L/∂u of a block; the numbers of its rows (queries) are broadcast to it by the caller."""
-    f = tl.exp2(u - norm_u)
+def plain_gradients(s, u, g, m, norm_s, pivot, kappa, eta, mean, pull, grad_log_kappa, POTENTIAL: tl.constexpr):
+    """z, ∂L/∂s and ∂L/∂u of a block; the numbers of its rows (queries) are broadcast to it by the caller.
+
+    ``grad_log_kappa`` comes multiplied by f_k.
+    """
+    f = tl.exp(u - pivot)  # f_j / f_k
     taken = f * kappa
     active = taken < eta
     if POTENTIAL:
-        spread = tl.exp2(s - norm_s)
-        weight = tl.where(active, spread * tl.exp2(norm_s - m), 0.0)
+        spread = tl.exp(s - norm_s)
+        weight = tl.where(active, spread * tl.exp(norm_s - m), 0.0)
     else:
-        spread = tl.exp2(norm_s - s)
-        weight = tl.where(active, tl.exp2(s - m), 0.0)
+        spread = tl.exp(norm_s - s)
+        weight = tl.where(active, tl.exp(s - m), 0.0)
     centred = g - mean
     z = weight * (eta - taken)
     return z, centred * z - spread * pull, -(weight * taken) * centred - f * grad_log_kappa
@@ -70,7 +76,7 @@ def stream_query_kernel(
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
         row_number = start * heads + head + rows * heads
-        m, norm_s, norm_u, kappa, eta, gentle = plain_rows(stats + row_number, is_row, stat_stride)
+        m, norm_s, pivot, kappa, eta, share, gentle = plain_rows(stats + row_number, is_row, stat_stride)
         log_leak = tl.load(stats + row_number + 5 * stat_stride, mask=is_row, other=float("-inf"))
         upstream = load_chunk(grad_out + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
         o = load_chunk(out + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
@@ -89,14 +95,14 @@ def stream_query_kernel(
             inside = (keys < n)[None, :]
             y = load_chunk(k + at, keys, n, stride, 0, width, WIDTH)
             y_friction = load_chunk(k_friction + at, keys, n, stride, 0, width, WIDTH)
-            s = scale * LOG2E * tl.dot(x, tl.trans(y), input_precision=PRECISION)
-            u = scale * LOG2E * tl.dot(x_friction, tl.trans(y_friction), input_precision=PRECISION)
+            s = scale * tl.dot(x, tl.trans(y), input_precision=PRECISION)
+            u = scale * tl.dot(x_friction, tl.trans(y_friction), input_precision=PRECISION)
             g = scores(upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION)
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             _, grad_s, grad_u = plain_gradients(
-                s, u, g, m[:, None], norm_s[:, None], norm_u[:, None], kappa[:, None], eta[:, None],
-                mean[:, None], pull[:, None], grad_log_kappa[:, None], POTENTIAL,
+                s, u, g, m[:, None], norm_s[:, None], pivot[:, None], kappa[:, None], eta[:, None],
+                mean[:, None], pull[:, None], (share * grad_log_kappa)[:, None], POTENTIAL,
             )  # fmt: skip
             grad_s = tl.where(inside, grad_s, 0.0).to(y.dtype)
             grad_u = tl.where(inside, grad_u, 0.0).to(y.dtype)
@@ -136,22 +142,22 @@ def stream_key_kernel(
             queries = first + tl.arange(0, KEYS)
             is_query = queries < n
             row_number = start * heads + head + queries * heads
-            m, norm_s, norm_u, kappa, eta, gentle = plain_rows(stats + row_number, is_query, stat_stride)
+            m, norm_s, pivot, kappa, eta, share, gentle = plain_rows(stats + row_number, is_query, stat_stride)
             mean = tl.load(sums + row_number + stat_stride, mask=gentle, other=0.0)
             pull = tl.load(sums + row_number + 2 * stat_stride, mask=gentle, other=0.0)
             grad_log_kappa = tl.load(sums + row_number + 3 * stat_stride, mask=gentle, other=0.0)
             x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
             x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
             upstream = load_chunk(grad_out + value_at, queries, n, value_stride, 0, value_width, VALUE_WIDTH)
-            s = scale * LOG2E * tl.dot(y, tl.trans(x), input_precision=PRECISION)
-            u = scale * LOG2E * tl.dot(y_friction, tl.trans(x_friction), input_precision=PRECISION)
+            s = scale * tl.dot(y, tl.trans(x), input_precision=PRECISION)
+            u = scale * tl.dot(y_friction, tl.trans(x_friction), input_precision=PRECISION)
             g = tl.dot(values, tl.trans(upstream), input_precision=PRECISION)
             if DROPOUT:
                 keep = tl.trans(kept(tl.load(seed), row_number, keys, dropout_p))
                 g *= keep
             z, grad_s, grad_u = plain_gradients(
-                s, u, g, m[None, :], norm_s[None, :], norm_u[None, :], kappa[None, :], eta[None, :],
-                mean[None, :], pull[None, :], grad_log_kappa[None, :], POTENTIAL,
+                s, u, g, m[None, :], norm_s[None, :], pivot[None, :], kappa[None, :], eta[None, :],
+                mean[None, :], pull[None, :], (share * grad_log_kappa)[None, :], POTENTIAL,
             )  # fmt: skip
             if DROPOUT:
                 z *= keep

@@ -14,8 +14,6 @@ import triton.language as tl
 
 from sfiformer.attention.kernels.solving import GENTLE
 from sfiformer.attention.kernels.streaming import (
-    LN2,
-    LOG2E,
     STEEP,
     chord,
     first_sweep,
@@ -32,17 +30,17 @@ SAMPLE = tl.constexpr(16)  # one key in so many makes the first guess
 
 @triton.jit
 def guess(
-    q, q_friction, k, k_friction, n, lam, log_alpha, stride, width, factor,
+    q, q_friction, k, k_friction, n, lam, log_alpha, stride, width, scale,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, POTENTIAL: tl.constexpr, HARD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The threshold of u (κ f = η) by Newton's method on a sample of the keys, and how far it may be off, both in log2."""
+    """The threshold of u (κ f = η) by Newton's method on a sample of the keys, and how far it may be off."""
     count = tl.minimum(n, tl.maximum(n // SAMPLE, 4 * KEYS))
     step = n // count
     share = n.to(tl.float32) / count
     none = tl.zeros([ROWS], tl.float32)
     m, s_min, u_max, sum_s, sum_r, sum_u, taken, _, _, _, _, _, _ = first_sweep(
-        q, q_friction, k, k_friction, n, count, step, stride, width, factor, none, none, none,
+        q, q_friction, k, k_friction, n, count, step, stride, width, scale, none, none, none,
         ROWS, KEYS, WIDTH, POTENTIAL, False, PRECISION,
     )  # fmt: skip
     steep, leak, _, _ = scalings(
@@ -50,13 +48,13 @@ def guess(
     )  # fmt: skip
     steep = tl.minimum(steep, STEEP)
     cut = u_max - steep
-    eta = (1 + taken * tl.exp2(steep) * share) / (sum_s * share + leak)
+    eta = (1 + taken * tl.exp(steep) * share) / (sum_s * share + leak)
     moving, steps = 1, 0
     while (moving > 0) & (steps < 8):
         total, taken = leak, none
         for first in range(0, count, KEYS):
             w, c = weights(
-                q, q_friction, k, k_friction, first + tl.arange(0, KEYS), count, step, n, stride, width, factor, m, cut,
+                q, q_friction, k, k_friction, first + tl.arange(0, KEYS), count, step, n, stride, width, scale, m, cut,
                 WIDTH, PRECISION,
             )  # fmt: skip
             w_block, c_block = probe(w, c, eta)
@@ -65,8 +63,8 @@ def guess(
         lower = tl.minimum((1 + taken) / tl.maximum(total, 1e-37), eta)
         moving = tl.max((lower < 0.99 * eta).to(tl.int32), 0)
         eta = lower
-        steps += 1
-    return tl.minimum(cut + tl.log2(eta), u_max), 2 * LOG2E / tl.sqrt(count.to(tl.float32))
+        steps += moving
+    return tl.minimum(cut + tl.log(eta), u_max), 2 / tl.sqrt(count.to(tl.float32))
 
 
 @triton.jit
@@ -83,18 +81,17 @@ def stream_forward_kernel(
         rows = first_row + tl.arange(0, ROWS)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
-        factor = scale * LOG2E
         strength = tl.load(lam + graph)
         x = load_chunk(q + at, rows, n, stride, 0, width, WIDTH)
         x_friction = load_chunk(q_friction + at, rows, n, stride, 0, width, WIDTH)
         y, y_friction = k + at, k_friction + at
 
         threshold, spread = guess(
-            x, x_friction, y, y_friction, n, strength, log_alpha, stride, width, factor,
+            x, x_friction, y, y_friction, n, strength, log_alpha, stride, width, scale,
             ROWS, KEYS, WIDTH, POTENTIAL, HARD, PRECISION,
         )  # fmt: skip
         m, s_min, u_max, sum_s, sum_r, sum_u, sum_f, w_low, f_low, w_middle, f_middle, w_high, f_high = first_sweep(
-            x, x_friction, y, y_friction, n, n, 1, stride, width, factor, threshold - spread, threshold, threshold + spread,
+            x, x_friction, y, y_friction, n, n, 1, stride, width, scale, threshold - spread, threshold, threshold + spread,
             ROWS, KEYS, WIDTH, POTENTIAL, True, PRECISION,
         )  # fmt: skip
         steep, leak, norm_s, norm_u = scalings(
@@ -102,22 +99,22 @@ def stream_forward_kernel(
         )
         hard = steep > STEEP
         steep = tl.minimum(steep, STEEP)
-        cut, c_max = u_max - steep, tl.exp2(steep)
+        cut, c_max = u_max - steep, tl.exp(steep)
         none = tl.zeros([ROWS], tl.float32)
         low, g_low, w_under, high, g_high, w_over, upper = none, none, leak, none + 3e38, none, sum_s + leak, none + 3e38
         low, g_low, w_under, high, g_high, w_over, upper = tighten(
             c_max, sum_s + leak, sum_f * c_max, low, g_low, w_under, high, g_high, w_over, upper
         )
         low, g_low, w_under, high, g_high, w_over, upper = tighten(
-            tl.exp2(threshold - spread - cut), w_low + leak, f_low * c_max,
+            tl.exp(threshold - spread - cut), w_low + leak, f_low * c_max,
             low, g_low, w_under, high, g_high, w_over, upper,
         )  # fmt: skip
         low, g_low, w_under, high, g_high, w_over, upper = tighten(
-            tl.exp2(threshold - cut), w_middle + leak, f_middle * c_max,
+            tl.exp(threshold - cut), w_middle + leak, f_middle * c_max,
             low, g_low, w_under, high, g_high, w_over, upper,
         )  # fmt: skip
         low, g_low, w_under, high, g_high, w_over, upper = tighten(
-            tl.exp2(threshold + spread - cut), w_high + leak, f_high * c_max,
+            tl.exp(threshold + spread - cut), w_high + leak, f_high * c_max,
             low, g_low, w_under, high, g_high, w_over, upper,
         )  # fmt: skip
         lower, doubt = chord(low, g_low, w_under, high, g_high, w_over, upper)
@@ -130,7 +127,7 @@ def stream_forward_kernel(
             f_low, f_middle, f_high = none, none, none
             for first in range(0, n, KEYS):
                 w, c = weights(
-                    x, x_friction, y, y_friction, first + tl.arange(0, KEYS), n, 1, n, stride, width, factor, m, cut,
+                    x, x_friction, y, y_friction, first + tl.arange(0, KEYS), n, 1, n, stride, width, scale, m, cut,
                     WIDTH, PRECISION,
                 )  # fmt: skip
                 w_block, f_block = probe(w, c, lower)
@@ -161,7 +158,7 @@ def stream_forward_kernel(
         for first in range(0, n, KEYS):
             keys = first + tl.arange(0, KEYS)
             w, c = weights(
-                x, x_friction, y, y_friction, keys, n, 1, n, stride, width, factor, m, cut, WIDTH, PRECISION
+                x, x_friction, y, y_friction, keys, n, 1, n, stride, width, scale, m, cut, WIDTH, PRECISION
             )
             w = tl.where(c < eta[:, None], w, 0.0)
             z = w * (eta[:, None] - c)
@@ -188,17 +185,17 @@ def stream_forward_kernel(
         tl.store(out + value_at + place, result.to(out.dtype.element_ty), mask=inside)
         tl.store(means + value_at + place, sum_w / tl.maximum(total, 1e-37)[:, None], mask=inside)
 
+        limit = tl.where(steep < STEEP, cut + tl.log(upper), float("inf"))  # of the active u of marked rows
         # A gentle row may be measured from any friction: from half its level, where nothing cancels.
-        pivot = tl.minimum(cut + tl.log2(eta) - 1, u_max)
-        taken = tl.exp2(pivot - cut)
+        pivot = tl.minimum(cut + tl.log(0.5 * eta), u_max)
+        steep = tl.where(flowing, pivot - cut, 0.0)
         place = stats + row_number
-        limit = tl.where(steep < STEEP, cut + tl.log2(upper), float("inf"))  # of the active u, where no flow is found yet
-        tl.store(place, tl.where(hard, limit, tl.where(flowing, pivot, u_max)) * LN2, mask=is_row)
-        tl.store(place + stat_stride, tl.where(flowing, eta - taken, float("-inf")), mask=is_row)
-        tl.store(place + 2 * stat_stride, tl.where(flowing, pivot - cut, 0.0) * LN2, mask=is_row)
-        tl.store(place + 3 * stat_stride, m * LN2, mask=is_row)
+        tl.store(place, tl.where(hard, limit, tl.where(flowing, pivot, u_max)), mask=is_row)
+        tl.store(place + stat_stride, tl.where(flowing, eta - tl.exp(steep), float("-inf")), mask=is_row)
+        tl.store(place + 2 * stat_stride, steep, mask=is_row)
+        tl.store(place + 3 * stat_stride, m, mask=is_row)
         tl.store(place + 4 * stat_stride, total, mask=is_row)
-        tl.store(place + 5 * stat_stride, tl.log2(leak) * LN2, mask=is_row)
-        tl.store(place + 6 * stat_stride, norm_s * LN2, mask=is_row)
-        tl.store(place + 7 * stat_stride, norm_u * LN2, mask=is_row)
+        tl.store(place + 5 * stat_stride, tl.log(leak), mask=is_row)
+        tl.store(place + 6 * stat_stride, norm_s, mask=is_row)
+        tl.store(place + 7 * stat_stride, norm_u, mask=is_row)
         tl.store(place + 8 * stat_stride, tl.where(hard, -1.0, sweeps + 1.0), mask=is_row)

@@ -8,8 +8,6 @@ exponentials. In units of the largest weight p_m, with w_j = p_j / p_m and c_j =
 and g is increasing, convex and piecewise linear. One sweep over the keys finds g and its slope W at several probes. The least
 root of their tangents is an upper bound of η, the root of the chord across 1 a lower one, and a Newton step from the upper
 bound errs by at most (upper − lower) · (W_high − W_low) / W in η: the *doubt*, which says whether a row needs another sweep.
-
-Scores are kept in units of log 2 (`exp2` is what the hardware has), but stored in natural units.
 """
 
 import triton
@@ -18,41 +16,39 @@ import triton.language as tl
 from sfiformer.attention.kernels.solving import LOG_GENTLE
 from sfiformer.attention.kernels.tiles import load_chunk
 
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
-STEEP = tl.constexpr(66.0)  # log2 κ f_max p_m up to here stays on plain exponentials
+STEEP = tl.constexpr(46.0)  # log κ f_max p_m up to here stays on plain exponentials
 
 
 @triton.jit
-def scores(x, base, keys, n, stride, width, factor, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
-    """factor · x_i · y_j for the rows of a tile and a block of keys: [rows, keys] float32."""
+def scores(x, base, keys, n, stride, width, scale, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
+    """scale · x_i · y_j for the rows of a tile and a block of keys: [rows, keys] float32."""
     y = load_chunk(base, keys, n, stride, 0, width, WIDTH)
-    return factor * tl.dot(x, tl.trans(y), input_precision=PRECISION)
+    return scale * tl.dot(x, tl.trans(y), input_precision=PRECISION)
 
 
 @triton.jit
 def scalings(
     m, s_min, u_max, sum_s, sum_r, sum_u, lam, log_alpha, n, POTENTIAL: tl.constexpr, HARD: tl.constexpr
 ):
-    """log2 κ f_max p_m, ε / p_m, and the normalisers of r (or p) and f of each row, from the sums of a sweep."""
-    norm_u = u_max + tl.log2(sum_u)
+    """log κ f_max p_m, ε / p_m, and the normalisers of r (or p) and f of each row, from the sums of a sweep."""
+    norm_u = u_max + tl.log(sum_u)
     if POTENTIAL:
-        norm_s = m + tl.log2(sum_s)
-        strength = tl.log2(lam * n)
+        norm_s = m + tl.log(sum_s)
+        strength = tl.log(lam * n)
     else:
-        norm_s = s_min - tl.log2(sum_r)
-        strength = tl.log2(lam)
+        norm_s = s_min - tl.log(sum_r)
+        strength = tl.log(lam)
     steep = strength + (m - norm_s) + (u_max - norm_u)
     if HARD:
         leak = tl.zeros_like(m)
     else:
-        leak = tl.exp2((norm_s - m) - log_alpha * LOG2E)
+        leak = tl.exp((norm_s - m) - log_alpha)
     return steep, leak, norm_s, norm_u
 
 
 @triton.jit
 def first_sweep(
-    q, q_friction, k, k_friction, n, count, step, stride, width, factor, low, middle, high,
+    q, q_friction, k, k_friction, n, count, step, stride, width, scale, low, middle, high,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, POTENTIAL: tl.constexpr, PROBES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -68,17 +64,17 @@ def first_sweep(
     for first in range(0, count, KEYS):
         index = first + tl.arange(0, KEYS)
         inside = (index < count)[None, :]
-        s = scores(q, k, index * step, n, stride, width, factor, WIDTH, PRECISION)
-        u = scores(q_friction, k_friction, index * step, n, stride, width, factor, WIDTH, PRECISION)
+        s = scores(q, k, index * step, n, stride, width, scale, WIDTH, PRECISION)
+        u = scores(q_friction, k_friction, index * step, n, stride, width, scale, WIDTH, PRECISION)
         if not POTENTIAL:
             least = tl.minimum(s_min, tl.min(tl.where(inside, s, inf), 1))
-            sum_r = sum_r * tl.exp2(least - s_min) + tl.sum(tl.where(inside, tl.exp2(least[:, None] - s), 0.0), 1)
+            sum_r = sum_r * tl.exp(least - s_min) + tl.sum(tl.where(inside, tl.exp(least[:, None] - s), 0.0), 1)
             s_min = least
         s = tl.where(inside, s, -inf)
         u = tl.where(inside, u, -inf)
         top, top_u = tl.maximum(m, tl.max(s, 1)), tl.maximum(u_max, tl.max(u, 1))
-        shrink, shrink_u = tl.exp2(m - top), tl.exp2(u_max - top_u)
-        w, e = tl.exp2(s - top[:, None]), tl.exp2(u - top_u[:, None])
+        shrink, shrink_u = tl.exp(m - top), tl.exp(u_max - top_u)
+        w, e = tl.exp(s - top[:, None]), tl.exp(u - top_u[:, None])
         m, u_max = top, top_u
         product = w * e
         sum_s = sum_s * shrink + tl.sum(w, 1)
@@ -99,14 +95,14 @@ def first_sweep(
 
 @triton.jit
 def weights(
-    q, q_friction, k, k_friction, index, count, step, n, stride, width, factor, m, cut,
+    q, q_friction, k, k_friction, index, count, step, n, stride, width, scale, m, cut,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """w (0 beyond ``count``) and c of a block of keys; log2 c = u − cut."""
-    s = scores(q, k, index * step, n, stride, width, factor, WIDTH, PRECISION)
-    u = scores(q_friction, k_friction, index * step, n, stride, width, factor, WIDTH, PRECISION)
+    """w (0 beyond ``count``) and c of a block of keys; log c = u − cut."""
+    s = scores(q, k, index * step, n, stride, width, scale, WIDTH, PRECISION)
+    u = scores(q_friction, k_friction, index * step, n, stride, width, scale, WIDTH, PRECISION)
     outside = tl.where(index < count, 0.0, float("-inf"))
-    return tl.exp2(s - m[:, None] + outside[None, :]), tl.exp2(u - cut[:, None])
+    return tl.exp(s - m[:, None] + outside[None, :]), tl.exp(u - cut[:, None])
 
 
 @triton.jit
@@ -139,4 +135,4 @@ def chord(low, g_low, w_low, high, g_high, w_high, upper):
 @triton.jit
 def is_gentle(pivot, steep, m, norm_s, norm_u):
     """Whether the backward of a row can use plain exponentials: no ratio of the row's numbers leaves their range."""
-    return (steep < LOG_GENTLE) & (steep + (norm_u - pivot) < 60) & (norm_s - m < 60)
+    return (steep < LOG_GENTLE) & (norm_u - pivot < 60) & (norm_s - m < 60)
