@@ -25,7 +25,7 @@ from sfiformer.attention.kernels.streaming import (
 from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
 MAX_SWEEPS = tl.constexpr(12)  # a bracket that rounding keeps open ends here
-SAMPLE = tl.constexpr(16)  # one key in so many makes the first guess
+SAMPLE = tl.constexpr(4096)  # at most so many keys, and at most one in sixteen of a large graph, make the first guess
 
 
 @triton.jit
@@ -34,12 +34,15 @@ def guess(
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, POTENTIAL: tl.constexpr, HARD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The threshold of u (κ f = η) by Newton's method on a sample of the keys, and how far it may be off."""
-    count = tl.minimum(n, tl.maximum(n // SAMPLE, 4 * KEYS))
+    """The threshold of u (κ f = η) by Newton's method on a sample of the keys, and how far it may be off.
+
+    A sample of weights w has the error of (Σ w)² / Σ w² equal ones.
+    """
+    count = tl.minimum(n, tl.maximum(tl.minimum(n // 16, SAMPLE), 4 * KEYS))
     step = n // count
     share = n.to(tl.float32) / count
     none = tl.zeros([ROWS], tl.float32)
-    m, s_min, u_max, sum_s, sum_r, sum_u, taken, _, _, _, _, _, _ = first_sweep(
+    m, s_min, u_max, sum_s, sum_r, sum_u, taken, squares, _, _, _, _, _ = first_sweep(
         q, q_friction, k, k_friction, n, count, step, stride, width, scale, none, none, none,
         ROWS, KEYS, WIDTH, POTENTIAL, False, PRECISION,
     )  # fmt: skip
@@ -64,7 +67,7 @@ def guess(
         moving = tl.max((lower < 0.99 * eta).to(tl.int32), 0)
         eta = lower
         steps += moving
-    return tl.minimum(cut + tl.log(eta), u_max), 2 / tl.sqrt(count.to(tl.float32))
+    return tl.minimum(cut + tl.log(eta), u_max), tl.minimum(3 * tl.sqrt(squares) / sum_s, 1.0)
 
 
 @triton.jit

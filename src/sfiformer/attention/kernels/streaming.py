@@ -54,7 +54,8 @@ def first_sweep(
 ):  # fmt: skip
     """Extremes and sums of each row over ``count`` keys, every ``step``-th, and Σ w, Σ w e where u < probe, e = f / f_max.
 
-    Everything is relative to the extremes seen so far, and rescaled when these move.
+    Without probes, Σ w² stands in place of the first. Everything is relative to the extremes seen so far, and rescaled when
+    these move.
     """
     inf = float("inf")
     m, s_min, u_max = tl.full([ROWS], -inf, tl.float32), tl.full([ROWS], inf, tl.float32), tl.full([ROWS], -inf, tl.float32)  # fmt: skip
@@ -90,6 +91,8 @@ def first_sweep(
             below = u < high[:, None]
             w_high = w_high * shrink + tl.sum(tl.where(below, w, 0.0), 1)
             f_high = f_high * (shrink * shrink_u) + tl.sum(tl.where(below, product, 0.0), 1)
+        else:
+            w_low = w_low * (shrink * shrink) + tl.sum(w * w, 1)
     return m, s_min, u_max, sum_s, sum_r, sum_u, sum_f, w_low, f_low, w_middle, f_middle, w_high, f_high
 
 
