@@ -199,14 +199,15 @@ def fused_attention_backward(
         key_kernel[grid](*inputs, of_k, of_v, of_k_friction, *tail, **options)
     if max_nodes > MAX_NODES:
         _, queries, keys, steep = _stream_tiles(q, v)
+        plain = torch.empty_like(sums)
 
         def launch(kernel: Any, tile: Stream, *tensors: Tensor) -> None:
             options = _stream_options(tile, q, v, potential, dropout_p)
             kernel[(nodes // tile.rows + graphs, heads)](*inputs, *tensors, *tail, **options)
 
-        launch(stream_query_kernel, queries, out, means, of_q, of_q_friction)
+        launch(stream_query_kernel, queries, out, means, of_q, of_q_friction, plain)
         launch(pivot_query_kernel, steep, of_q, of_q_friction)
-        launch(stream_key_kernel, keys, of_k, of_v, of_k_friction)
+        launch(stream_key_kernel, keys, of_k, of_v, of_k_friction, plain)
         launch(pivot_key_kernel, steep, of_k, of_v, of_k_friction)
     grad_log_kappa = sums[3].sum(-1) if nodes else q.new_zeros(0, dtype=torch.float32)
     by_graph = torch.segment_reduce(grad_log_kappa, "sum", offsets=ptr, initial=0.0)

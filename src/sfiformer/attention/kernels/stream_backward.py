@@ -5,6 +5,7 @@ are known before the sweep:
 
     ḡ = dO · O₂ ,    Σ g z = dO · O ,    T = Σ g z − ḡ Σ z ,    ∂L/∂log κ = Σ g z − ḡ .
 
+O is rounded to the type of v. For the gradient of λ, where errors of many rows add up, and for the keys, T is summed anew.
 Rows that are not gentle count for nothing here: see `pivots`. No atomics: two runs agree to the bit.
 """
 
@@ -25,44 +26,25 @@ def store_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def plain_rows(place, is_row, stride):
-    """What plain exponentials need of gentle rows: m, norm_s, the pivot's u, κ f_k, η and f_k, and which
-    rows these are.
+def plain_gradients(s, u, g, reference, threshold, norm_s, mean, pull, share, POTENTIAL: tl.constexpr):
+    """z, (g − ḡ) z, ∂L/∂s and ∂L/∂u of a block; the numbers of its rows (queries) are broadcast to it by the caller.
 
-    The other rows get a level that no friction is below.
+    With exp(s − reference) = η p and exp(u − threshold) = κ f / η, a flow is z = η p (1 − κ f / η)₊. ``share`` is
+    ∂L/∂log κ · exp(threshold − norm_u), since f itself is exp(u − norm_u).
     """
-    pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stride)
-    gentle = is_row & is_gentle(pivot, steep, m, norm_s, norm_u)
-    kappa = tl.where(gentle, tl.exp(tl.minimum(steep, 60.0)), 0.0)
-    eta = tl.where(gentle, tl.maximum(level, -1e30) + kappa, -1e30)
-    share = tl.exp(tl.minimum(pivot - norm_u, 0.0))
-    pivot = tl.where(gentle, pivot, norm_u)
-    return m, norm_s, pivot, kappa, eta, share, gentle
-
-
-@triton.jit
-def plain_gradients(s, u, g, m, norm_s, pivot, kappa, eta, mean, pull, grad_log_kappa, POTENTIAL: tl.constexpr):
-    """z, ∂L/∂s and ∂L/∂u of a block; the numbers of its rows (queries) are broadcast to it by the caller.
-
-    ``grad_log_kappa`` comes multiplied by f_k.
-    """
-    f = tl.exp(u - pivot)  # f_j / f_k
-    taken = f * kappa
-    active = taken < eta
-    if POTENTIAL:
-        spread = tl.exp(s - norm_s)
-        weight = tl.where(active, spread * tl.exp(norm_s - m), 0.0)
-    else:
-        spread = tl.exp(norm_s - s)
-        weight = tl.where(active, tl.exp(s - m), 0.0)
+    ratio = tl.exp(u - threshold)
+    supply = tl.where(ratio < 1, tl.exp(s - reference), 0.0)
+    taken = supply * ratio
+    z = supply - taken
+    spread = tl.exp(s - norm_s) if POTENTIAL else tl.exp(norm_s - s)
     centred = g - mean
-    z = weight * (eta - taken)
-    return z, centred * z - spread * pull, -(weight * taken) * centred - f * grad_log_kappa
+    moved = centred * z
+    return z, moved, moved - spread * pull, -(taken * centred + ratio * share)
 
 
 @triton.jit
 def stream_query_kernel(
-    q, k, v, q_friction, k_friction, grad_out, out, means, grad_q, grad_q_friction, stats, sums, ptr, seed,
+    q, k, v, q_friction, k_friction, grad_out, out, means, grad_q, grad_q_friction, plain, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -76,20 +58,28 @@ def stream_query_kernel(
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
         row_number = start * heads + head + rows * heads
-        m, norm_s, pivot, kappa, eta, share, gentle = plain_rows(stats + row_number, is_row, stat_stride)
+        pivot, level, steep, m, norm_s, norm_u = load_stats(stats + row_number, is_row, stat_stride)
+        gentle = is_row & is_gentle(pivot, steep, m, norm_s, norm_u)
+        flowing = gentle & (level > 0)
+        eta = tl.where(flowing, level + tl.exp(steep), 1.0)
+        reference = tl.where(flowing, m - tl.log(eta), float("inf"))
+        threshold = tl.where(flowing, pivot + (tl.log(eta) - steep), norm_u)
         log_leak = tl.load(stats + row_number + 5 * stat_stride, mask=is_row, other=float("-inf"))
         upstream = load_chunk(grad_out + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
         o = load_chunk(out + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
         mean = load_chunk(means + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
         reach = tl.where(gentle, tl.sum(upstream.to(tl.float32) * o.to(tl.float32), 1), 0.0)  # Σ g z
         mean = tl.where(gentle, tl.sum(upstream.to(tl.float32) * mean, 1), 0.0)  # ḡ
-        pull = reach - mean * (1 - tl.exp(log_leak) * tl.maximum(eta, 0.0))
-        grad_log_kappa = reach - mean
+        spill = mean * tl.exp(log_leak) * eta  # ḡ (1 − Σ z)
+        pull = reach - mean + spill
+        relative = tl.exp(tl.minimum(threshold - norm_u, 80.0))
+        share = (pull - spill) * relative
 
         x = load_chunk(q + at, rows, n, stride, 0, width, WIDTH)
         x_friction = load_chunk(q_friction + at, rows, n, stride, 0, width, WIDTH)
         of_q = tl.zeros([ROWS, WIDTH], tl.float32)
         of_q_friction = tl.zeros([ROWS, WIDTH], tl.float32)
+        summed = tl.zeros([ROWS], tl.float32)
         for first in range(0, n, KEYS):
             keys = first + tl.arange(0, KEYS)
             inside = (keys < n)[None, :]
@@ -100,10 +90,11 @@ def stream_query_kernel(
             g = scores(upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION)
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
-            _, grad_s, grad_u = plain_gradients(
-                s, u, g, m[:, None], norm_s[:, None], pivot[:, None], kappa[:, None], eta[:, None],
-                mean[:, None], pull[:, None], (share * grad_log_kappa)[:, None], POTENTIAL,
+            _, moved, grad_s, grad_u = plain_gradients(
+                s, u, g, reference[:, None], threshold[:, None], norm_s[:, None],
+                mean[:, None], pull[:, None], share[:, None], POTENTIAL,
             )  # fmt: skip
+            summed += tl.sum(tl.where(inside, moved, 0.0), 1)
             grad_s = tl.where(inside, grad_s, 0.0).to(y.dtype)
             grad_u = tl.where(inside, grad_u, 0.0).to(y.dtype)
             of_q = tl.dot(grad_s, y, of_q, input_precision=PRECISION)
@@ -113,14 +104,20 @@ def stream_query_kernel(
         place = sums + row_number
         tl.store(place, mean * 0, mask=gentle)
         tl.store(place + stat_stride, mean, mask=gentle)
-        tl.store(place + 2 * stat_stride, pull, mask=gentle)
-        tl.store(place + 3 * stat_stride, grad_log_kappa, mask=gentle)
+        tl.store(place + 2 * stat_stride, summed, mask=gentle)
+        tl.store(place + 3 * stat_stride, summed - spill, mask=gentle)
         tl.store(place + 4 * stat_stride, mean * 0, mask=gentle)
+        place = plain + row_number  # for the keys: rows that are not gentle have no flow and no gradient here
+        tl.store(place, reference, mask=is_row)
+        tl.store(place + stat_stride, threshold, mask=is_row)
+        tl.store(place + 2 * stat_stride, mean, mask=is_row)
+        tl.store(place + 3 * stat_stride, summed, mask=is_row)
+        tl.store(place + 4 * stat_stride, (summed - spill) * relative, mask=is_row)
 
 
 @triton.jit
 def stream_key_kernel(
-    q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, stats, sums, ptr, seed,
+    q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, plain, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -142,10 +139,13 @@ def stream_key_kernel(
             queries = first + tl.arange(0, KEYS)
             is_query = queries < n
             row_number = start * heads + head + queries * heads
-            m, norm_s, pivot, kappa, eta, share, gentle = plain_rows(stats + row_number, is_query, stat_stride)
-            mean = tl.load(sums + row_number + stat_stride, mask=gentle, other=0.0)
-            pull = tl.load(sums + row_number + 2 * stat_stride, mask=gentle, other=0.0)
-            grad_log_kappa = tl.load(sums + row_number + 3 * stat_stride, mask=gentle, other=0.0)
+            place = plain + row_number
+            reference = tl.load(place, mask=is_query, other=float("inf"))
+            threshold = tl.load(place + stat_stride, mask=is_query, other=0.0)
+            mean = tl.load(place + 2 * stat_stride, mask=is_query, other=0.0)
+            pull = tl.load(place + 3 * stat_stride, mask=is_query, other=0.0)
+            share = tl.load(place + 4 * stat_stride, mask=is_query, other=0.0)
+            norm_s = tl.load(stats + row_number + 6 * stat_stride, mask=is_query, other=0.0)
             x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
             x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
             upstream = load_chunk(grad_out + value_at, queries, n, value_stride, 0, value_width, VALUE_WIDTH)
@@ -155,9 +155,9 @@ def stream_key_kernel(
             if DROPOUT:
                 keep = tl.trans(kept(tl.load(seed), row_number, keys, dropout_p))
                 g *= keep
-            z, grad_s, grad_u = plain_gradients(
-                s, u, g, m[None, :], norm_s[None, :], pivot[None, :], kappa[None, :], eta[None, :],
-                mean[None, :], pull[None, :], (share * grad_log_kappa)[None, :], POTENTIAL,
+            z, _, grad_s, grad_u = plain_gradients(
+                s, u, g, reference[None, :], threshold[None, :], norm_s[None, :],
+                mean[None, :], pull[None, :], share[None, :], POTENTIAL,
             )  # fmt: skip
             if DROPOUT:
                 z *= keep
