@@ -22,6 +22,12 @@ DEVICE = "cuda" if GPU else "cpu"
 on_gpu = pytest.mark.skipif(not GPU, reason="no GPU")
 
 
+@pytest.fixture(autouse=not GPU)
+def large_tiles(monkeypatch):
+    """What the interpreter takes per operation hardly depends on the tile."""
+    monkeypatch.setattr(launch, "_stream_tiles", lambda q, v: (launch.Stream(64, 64, 4, 1),) * 4)
+
+
 @pytest.fixture
 def stream_all(monkeypatch):
     monkeypatch.setattr(launch, "MAX_NODES", 0)
@@ -42,9 +48,7 @@ def attend(op, tensors, sizes, lam, alpha, potential, dropout_p=0.0, seed=0):
     ptr = torch.tensor([0, *sizes], device=DEVICE).cumsum(0)
     seed = torch.tensor(seed, device=DEVICE)
     tail = (max(sizes),) if op is launch.fused_attention else (None, False)
-    return op(
-        *tensors, ptr, lam, seed, alpha, potential, tensors[0].shape[-1] ** -0.5, dropout_p, *tail
-    )
+    return op(*tensors, ptr, lam, seed, alpha, potential, tensors[0].shape[-1] ** -0.5, dropout_p, *tail)
 
 
 def with_gradients(op, sizes, tensors, grad, alpha, potential, dtype=None, **kwargs):
@@ -57,7 +61,8 @@ def with_gradients(op, sizes, tensors, grad, alpha, potential, dtype=None, **kwa
 
 def relative_errors(results, truth):
     return [
-        float((a.double() - b).norm() / b.norm().clamp(min=1e-30)) for a, b in zip(results, truth, strict=True)
+        float((a.double() - b).norm() / b.norm().clamp(min=1e-30))
+        for a, b in zip(results, truth, strict=True)
     ]
 
 
@@ -73,7 +78,7 @@ def assert_as_good_as_the_twin(sizes, alpha, potential, floor, **kwargs):
 
 @pytest.mark.parametrize(("alpha", "potential"), [(0.1, False), (math.inf, False), (0.1, True)])
 def test_matches_the_plain_twin(stream_all, alpha, potential):
-    assert_as_good_as_the_twin([70, 0, 1, 33], alpha, potential, floor=3e-6)
+    assert_as_good_as_the_twin([70, 0, 1], alpha, potential, floor=3e-6)
 
 
 @pytest.mark.parametrize("spread", [0.3, 4.0, 10.0])
@@ -86,7 +91,7 @@ def test_half_precision_and_a_wide_head(stream_all):
 
 
 def test_small_and_large_graphs_share_a_batch(monkeypatch):
-    sizes = [40, 100, 3]
+    sizes = [40, 70, 3]
     tensors, grad = make(sizes)
     on_chip = with_gradients(launch.fused_attention, sizes, tensors, grad, 0.1, False)
     monkeypatch.setattr(launch, "MAX_NODES", 64)
@@ -95,8 +100,10 @@ def test_small_and_large_graphs_share_a_batch(monkeypatch):
 
 
 def test_a_row_takes_few_sweeps(stream_all):
-    tensors, _ = make([300], width=16, value_width=16)
-    _, stats, _ = attend(launch.fused_attention, tensors, [300], torch.tensor([1 / 300], device=DEVICE), 0.1, False)
+    tensors, _ = make([130], width=16, value_width=16)
+    _, stats, _ = attend(
+        launch.fused_attention, tensors, [130], torch.tensor([1 / 130], device=DEVICE), 0.1, False
+    )
     assert len(stats) == 9
     assert stats[8].ge(2).all()
     assert stats[8].le(4).all()
@@ -122,7 +129,9 @@ def test_duplicated_keys_have_finite_gradients(stream_all):
     tensors, grad = make([64], spread=6.0)
     for x in tensors:
         x[32:] = x[:32]
-    assert all(x.isfinite().all() for x in with_gradients(launch.fused_attention, [64], tensors, grad, 0.1, False))
+    assert all(
+        x.isfinite().all() for x in with_gradients(launch.fused_attention, [64], tensors, grad, 0.1, False)
+    )
 
 
 @pytest.mark.parametrize("spread", [1.0, 6.0])

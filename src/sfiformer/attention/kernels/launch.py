@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sfiformer.attention.kernels.backward import key_kernel, query_kernel
 from sfiformer.attention.kernels.forward import forward_kernel
-from sfiformer.attention.kernels.pivots import pivot_forward_kernel, pivot_key_kernel, pivot_query_kernel
+from sfiformer.attention.kernels.pivot_backward import pivot_key_kernel, pivot_query_kernel
+from sfiformer.attention.kernels.pivot_forward import pivot_forward_kernel
 from sfiformer.attention.kernels.stream_backward import stream_key_kernel, stream_query_kernel
 from sfiformer.attention.kernels.stream_forward import stream_forward_kernel
 
@@ -112,7 +113,7 @@ def _stream_tiles(q: Tensor, v: Tensor) -> tuple[Stream, Stream, Stream, Stream]
     width, half = _padded(max(q.shape[2], v.shape[2])), q.element_size() == 2
     steep = Stream(32, 32, 4, 1)
     if half and width <= 64:
-        return Stream(128, 64, 8, 3), Stream(128, 64, 8, 2), Stream(128, 64, 8, 2), steep
+        return Stream(128, 64, 8, 3), Stream(128, 64, 8, 2), Stream(128, 32, 8, 2), steep
     if half and width <= 128:
         return Stream(64, 64, 4, 2), Stream(64, 64, 8, 2), Stream(64, 64, 8, 2), steep
     if half or width <= 64:
@@ -201,14 +202,14 @@ def fused_attention_backward(
         _, queries, keys, steep = _stream_tiles(q, v)
         plain = torch.empty_like(sums)
 
-        def launch(kernel: Any, tile: Stream, *tensors: Tensor) -> None:
+        def run(kernel: Any, tile: Stream, *tensors: Tensor) -> None:
             options = _stream_options(tile, q, v, potential, dropout_p)
             kernel[(nodes // tile.rows + graphs, heads)](*inputs, *tensors, *tail, **options)
 
-        launch(stream_query_kernel, queries, out, means, of_q, of_q_friction, plain)
-        launch(pivot_query_kernel, steep, of_q, of_q_friction)
-        launch(stream_key_kernel, keys, of_k, of_v, of_k_friction, plain)
-        launch(pivot_key_kernel, steep, of_k, of_v, of_k_friction)
+        run(stream_query_kernel, queries, out, means, of_q, of_q_friction, plain)
+        run(pivot_query_kernel, steep, of_q, of_q_friction)
+        run(stream_key_kernel, keys, of_k, of_v, of_k_friction, plain)
+        run(pivot_key_kernel, steep, of_k, of_v, of_k_friction)
     grad_log_kappa = sums[3].sum(-1) if nodes else q.new_zeros(0, dtype=torch.float32)
     by_graph = torch.segment_reduce(grad_log_kappa, "sum", offsets=ptr, initial=0.0)
     grad_lam = torch.where(lam > 0, by_graph / lam.clamp(min=torch.finfo(lam.dtype).tiny), 0).to(lam.dtype)

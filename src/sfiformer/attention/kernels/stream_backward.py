@@ -6,7 +6,7 @@ are known before the sweep:
     ḡ = dO · O₂ ,    Σ g z = dO · O ,    T = Σ g z − ḡ Σ z ,    ∂L/∂log κ = Σ g z − ḡ .
 
 O is rounded to the type of v. For the gradient of λ, where errors of many rows add up, and for the keys, T is summed anew.
-Rows that are not gentle count for nothing here: see `pivots`. No atomics: two runs agree to the bit.
+Rows that are not gentle count for nothing here: see `pivot_backward`. No atomics: two runs agree to the bit.
 """
 
 import triton
@@ -87,7 +87,9 @@ def stream_query_kernel(
             y_friction = load_chunk(k_friction + at, keys, n, stride, 0, width, WIDTH)
             s = scale * tl.dot(x, tl.trans(y), input_precision=PRECISION)
             u = scale * tl.dot(x_friction, tl.trans(y_friction), input_precision=PRECISION)
-            g = scores(upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION)
+            g = scores(
+                upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
+            )
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             _, moved, grad_s, grad_u = plain_gradients(

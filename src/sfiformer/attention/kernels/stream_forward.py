@@ -6,7 +6,7 @@
 4. The last sweep sums the flows z and the weights w of the active keys against the values, and takes the last Newton step
    on the way: η moves by (1 − g(η)) / W, and Σ z v with it by as much of Σ_A w v.
 
-Rows that are not gentle are marked and left to `pivots`.
+Rows that are not gentle are marked and left to `pivot_forward`.
 """
 
 import triton
@@ -25,7 +25,9 @@ from sfiformer.attention.kernels.streaming import (
 from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
 MAX_SWEEPS = tl.constexpr(12)  # a bracket that rounding keeps open ends here
-SAMPLE = tl.constexpr(4096)  # at most so many keys, and at most one in sixteen of a large graph, make the first guess
+SAMPLE = tl.constexpr(
+    4096
+)  # at most so many keys, and at most one in sixteen of a large graph, make the first guess
 
 
 @triton.jit
@@ -104,7 +106,15 @@ def stream_forward_kernel(
         steep = tl.minimum(steep, STEEP)
         cut, c_max = u_max - steep, tl.exp(steep)
         none = tl.zeros([ROWS], tl.float32)
-        low, g_low, w_under, high, g_high, w_over, upper = none, none, leak, none + 3e38, none, sum_s + leak, none + 3e38
+        low, g_low, w_under, high, g_high, w_over, upper = (
+            none,
+            none,
+            leak,
+            none + 3e38,
+            none,
+            sum_s + leak,
+            none + 3e38,
+        )
         low, g_low, w_under, high, g_high, w_over, upper = tighten(
             c_max, sum_s + leak, sum_f * c_max, low, g_low, w_under, high, g_high, w_over, upper
         )

@@ -39,10 +39,7 @@ def scalings(
         norm_s = s_min - tl.log(sum_r)
         strength = tl.log(lam)
     steep = strength + (m - norm_s) + (u_max - norm_u)
-    if HARD:
-        leak = tl.zeros_like(m)
-    else:
-        leak = tl.exp((norm_s - m) - log_alpha)
+    leak = tl.zeros_like(m) if HARD else tl.exp((norm_s - m) - log_alpha)
     return steep, leak, norm_s, norm_u
 
 
@@ -58,7 +55,8 @@ def first_sweep(
     these move.
     """
     inf = float("inf")
-    m, s_min, u_max = tl.full([ROWS], -inf, tl.float32), tl.full([ROWS], inf, tl.float32), tl.full([ROWS], -inf, tl.float32)  # fmt: skip
+    m, u_max = tl.full([ROWS], -inf, tl.float32), tl.full([ROWS], -inf, tl.float32)
+    s_min = tl.full([ROWS], inf, tl.float32)
     sum_s, sum_r, sum_u, sum_f = tl.zeros_like(m), tl.zeros_like(m), tl.zeros_like(m), tl.zeros_like(m)
     w_low, w_middle, w_high = tl.zeros_like(m), tl.zeros_like(m), tl.zeros_like(m)
     f_low, f_middle, f_high = tl.zeros_like(m), tl.zeros_like(m), tl.zeros_like(m)
@@ -69,7 +67,9 @@ def first_sweep(
         u = scores(q_friction, k_friction, index * step, n, stride, width, scale, WIDTH, PRECISION)
         if not POTENTIAL:
             least = tl.minimum(s_min, tl.min(tl.where(inside, s, inf), 1))
-            sum_r = sum_r * tl.exp(least - s_min) + tl.sum(tl.where(inside, tl.exp(least[:, None] - s), 0.0), 1)
+            sum_r = sum_r * tl.exp(least - s_min) + tl.sum(
+                tl.where(inside, tl.exp(least[:, None] - s), 0.0), 1
+            )
             s_min = least
         s = tl.where(inside, s, -inf)
         u = tl.where(inside, u, -inf)
@@ -131,7 +131,9 @@ def tighten(eta, total, taken, low, g_low, w_low, high, g_high, w_high, upper):
 def chord(low, g_low, w_low, high, g_high, w_high, upper):
     """The lower bound of η, and the doubt about a Newton step from the upper one, relative to η W."""
     across = low + (1 - g_low) * (high - low) / tl.maximum(g_high - g_low, 1e-37)
-    lower = tl.where(g_high > 1, tl.minimum(across, upper), upper)  # else all keys are active: the tangent is exact
+    lower = tl.where(
+        g_high > 1, tl.minimum(across, upper), upper
+    )  # else all keys are active: the tangent is exact
     return lower, (upper - lower) * (w_high - w_low) / tl.maximum(upper * w_high, 1e-37)
 
 
