@@ -145,8 +145,18 @@ def test_dropout_is_that_of_the_rows_on_chip(monkeypatch, spread):
 
 
 @on_gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("width", "spread"), [(64, 1.0), (64, 10.0), (235, 1.0)])
+@pytest.mark.parametrize(
+    ("dtype", "width", "spread"),
+    [
+        (torch.float32, 64, 1.0),
+        (torch.float32, 64, 10.0),
+        (torch.bfloat16, 64, 1.0),
+        (torch.bfloat16, 64, 10.0),
+        (torch.float16, 40, 1.0),
+        (torch.bfloat16, 68, 1.0),
+        (torch.bfloat16, 235, 1.0),
+    ],
+)
 def test_large_graphs(dtype, width, spread):
     floor = 1e-5 * spread if dtype == torch.float32 else 1e-3
     assert_as_good_as_the_twin(

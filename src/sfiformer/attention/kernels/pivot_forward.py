@@ -1,6 +1,7 @@
 """The rows of large graphs that are not gentle: measured from a pivot, as `solving` does, with the keys streaming past.
 
-This kernel follows that of `stream_forward`, skips every tile without a row marked there, and touches no other row. With the row's normalisers (f = exp(u − norm_u), and r or p likewise),
+This kernel follows that of `stream_forward`, skips every tile without a row marked there, and touches no other row. With the
+row's normalisers (f = exp(u − norm_u), and r or p likewise),
 
     log κ f_k p_m = strength + (m − norm_s) + (u_k − norm_u) ,
     log ε/p_m     = −log α − (m − norm_s) ,
