@@ -200,7 +200,7 @@ def fused_attention_backward(
         key_kernel[grid](*inputs, of_k, of_v, of_k_friction, *tail, **options)
     if max_nodes > MAX_NODES:
         _, queries, keys, steep = _stream_tiles(q, v)
-        plain = torch.empty_like(sums)
+        plain = sums.new_empty((6, heads, nodes))
 
         def run(kernel: Any, tile: Stream, *tensors: Tensor) -> None:
             options = _stream_options(tile, q, v, potential, dropout_p)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from sfiformer.attention.kernels.backward import load_stats
-from sfiformer.attention.kernels.streaming import is_gentle, scores
+from sfiformer.attention.kernels.streaming import fast_exp, is_gentle, scores
 from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
 
@@ -32,11 +32,11 @@ def plain_gradients(s, u, g, reference, threshold, norm_s, mean, pull, share, PO
     With exp(s − reference) = η p and exp(u − threshold) = κ f / η, a flow is z = η p (1 − κ f / η)₊. ``share`` is
     ∂L/∂log κ · exp(threshold − norm_u), since f itself is exp(u − norm_u).
     """
-    ratio = tl.exp(u - threshold)
-    supply = tl.where(ratio < 1, tl.exp(s - reference), 0.0)
+    ratio = fast_exp(u - threshold)
+    supply = tl.where(ratio < 1, fast_exp(s - reference), 0.0)
     taken = supply * ratio
     z = supply - taken
-    spread = tl.exp(s - norm_s) if POTENTIAL else tl.exp(norm_s - s)
+    spread = fast_exp(s - norm_s) if POTENTIAL else fast_exp(norm_s - s)
     centred = g - mean
     moved = centred * z
     return z, moved, moved - spread * pull, -(taken * centred + ratio * share)
@@ -109,12 +109,14 @@ def stream_query_kernel(
         tl.store(place + 2 * stat_stride, summed, mask=gentle)
         tl.store(place + 3 * stat_stride, summed - spill, mask=gentle)
         tl.store(place + 4 * stat_stride, mean * 0, mask=gentle)
-        place = plain + row_number  # for the keys: rows that are not gentle have no flow and no gradient here
+        # For the keys, [6, heads, N]: rows that are not gentle have no flow and no gradient here.
+        place = plain + head * (stat_stride // heads) + start + rows
         tl.store(place, reference, mask=is_row)
         tl.store(place + stat_stride, threshold, mask=is_row)
         tl.store(place + 2 * stat_stride, mean, mask=is_row)
         tl.store(place + 3 * stat_stride, summed, mask=is_row)
         tl.store(place + 4 * stat_stride, (summed - spill) * relative, mask=is_row)
+        tl.store(place + 5 * stat_stride, norm_s, mask=is_row)
 
 
 @triton.jit
@@ -141,13 +143,13 @@ def stream_key_kernel(
             queries = first + tl.arange(0, KEYS)
             is_query = queries < n
             row_number = start * heads + head + queries * heads
-            place = plain + row_number
+            place = plain + head * (stat_stride // heads) + start + queries
             reference = tl.load(place, mask=is_query, other=float("inf"))
             threshold = tl.load(place + stat_stride, mask=is_query, other=0.0)
             mean = tl.load(place + 2 * stat_stride, mask=is_query, other=0.0)
             pull = tl.load(place + 3 * stat_stride, mask=is_query, other=0.0)
             share = tl.load(place + 4 * stat_stride, mask=is_query, other=0.0)
-            norm_s = tl.load(stats + row_number + 6 * stat_stride, mask=is_query, other=0.0)
+            norm_s = tl.load(place + 5 * stat_stride, mask=is_query, other=0.0)
             x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
             x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
             upstream = load_chunk(grad_out + value_at, queries, n, value_stride, 0, value_width, VALUE_WIDTH)

@@ -20,6 +20,12 @@ STEEP = tl.constexpr(46.0)  # log κ f_max p_m up to here stays on plain exponen
 
 
 @triton.jit
+def fast_exp(x):
+    """exp(x) as one instruction and a product; `tl.exp` spends three more on results below 1e-38."""
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
 def scores(x, base, keys, n, stride, width, scale, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
     """scale · x_i · y_j for the rows of a tile and a block of keys: [rows, keys] float32."""
     y = load_chunk(base, keys, n, stride, 0, width, WIDTH)
@@ -66,31 +72,29 @@ def first_sweep(
         s = scores(q, k, index * step, n, stride, width, scale, WIDTH, PRECISION)
         u = scores(q_friction, k_friction, index * step, n, stride, width, scale, WIDTH, PRECISION)
         if not POTENTIAL:
-            least = tl.minimum(s_min, tl.min(tl.where(inside, s, inf), 1))
-            sum_r = sum_r * tl.exp(least - s_min) + tl.sum(
-                tl.where(inside, tl.exp(least[:, None] - s), 0.0), 1
-            )
+            high_s = tl.where(inside, s, inf)
+            least = tl.minimum(s_min, tl.min(high_s, 1))
+            sum_r = sum_r * tl.exp(least - s_min) + tl.sum(fast_exp(least[:, None] - high_s), 1)
             s_min = least
         s = tl.where(inside, s, -inf)
         u = tl.where(inside, u, -inf)
         top, top_u = tl.maximum(m, tl.max(s, 1)), tl.maximum(u_max, tl.max(u, 1))
         shrink, shrink_u = tl.exp(m - top), tl.exp(u_max - top_u)
-        w, e = tl.exp(s - top[:, None]), tl.exp(u - top_u[:, None])
+        w, e = fast_exp(s - top[:, None]), fast_exp(u - top_u[:, None])
         m, u_max = top, top_u
-        product = w * e
         sum_s = sum_s * shrink + tl.sum(w, 1)
         sum_u = sum_u * shrink_u + tl.sum(e, 1)
-        sum_f = sum_f * (shrink * shrink_u) + tl.sum(product, 1)
+        sum_f = sum_f * (shrink * shrink_u) + tl.sum(w * e, 1)
         if PROBES:
-            below = u < low[:, None]
-            w_low = w_low * shrink + tl.sum(tl.where(below, w, 0.0), 1)
-            f_low = f_low * (shrink * shrink_u) + tl.sum(tl.where(below, product, 0.0), 1)
-            below = u < middle[:, None]
-            w_middle = w_middle * shrink + tl.sum(tl.where(below, w, 0.0), 1)
-            f_middle = f_middle * (shrink * shrink_u) + tl.sum(tl.where(below, product, 0.0), 1)
-            below = u < high[:, None]
-            w_high = w_high * shrink + tl.sum(tl.where(below, w, 0.0), 1)
-            f_high = f_high * (shrink * shrink_u) + tl.sum(tl.where(below, product, 0.0), 1)
+            below = tl.where(u < low[:, None], w, 0.0)
+            w_low = w_low * shrink + tl.sum(below, 1)
+            f_low = f_low * (shrink * shrink_u) + tl.sum(below * e, 1)
+            below = tl.where(u < middle[:, None], w, 0.0)
+            w_middle = w_middle * shrink + tl.sum(below, 1)
+            f_middle = f_middle * (shrink * shrink_u) + tl.sum(below * e, 1)
+            below = tl.where(u < high[:, None], w, 0.0)
+            w_high = w_high * shrink + tl.sum(below, 1)
+            f_high = f_high * (shrink * shrink_u) + tl.sum(below * e, 1)
         else:
             w_low = w_low * (shrink * shrink) + tl.sum(w * w, 1)
     return m, s_min, u_max, sum_s, sum_r, sum_u, sum_f, w_low, f_low, w_middle, f_middle, w_high, f_high
@@ -105,14 +109,14 @@ def weights(
     s = scores(q, k, index * step, n, stride, width, scale, WIDTH, PRECISION)
     u = scores(q_friction, k_friction, index * step, n, stride, width, scale, WIDTH, PRECISION)
     outside = tl.where(index < count, 0.0, float("-inf"))
-    return tl.exp(s - m[:, None] + outside[None, :]), tl.exp(u - cut[:, None])
+    return fast_exp((s + outside[None, :]) - m[:, None]), fast_exp(u - cut[:, None])
 
 
 @triton.jit
 def probe(w, c, eta):
     """Σ w and Σ w c of a block, over the keys with c < η."""
-    active = c < eta[:, None]
-    return tl.sum(tl.where(active, w, 0.0), 1), tl.sum(tl.where(active, w * c, 0.0), 1)
+    below = tl.where(c < eta[:, None], w, 0.0)
+    return tl.sum(below, 1), tl.sum(below * c, 1)
 
 
 @triton.jit
