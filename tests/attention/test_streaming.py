@@ -170,3 +170,11 @@ def test_two_runs_agree_to_the_bit():
     case = ([3000, 200], tensors, grad, 0.1, False)
     once, again = (with_gradients(launch.fused_attention, *case) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+
+def test_is_a_proper_operator(monkeypatch):
+    monkeypatch.setattr(launch, "MAX_NODES", 32)
+    tensors, _ = make([40, 5], width=16, value_width=16)
+    ptr, lam = torch.tensor([0, 40, 45], device=DEVICE), torch.tensor([1 / 40, 1 / 5], device=DEVICE)
+    args = [*(x.requires_grad_() for x in tensors), ptr, lam.requires_grad_(), torch.tensor(0, device=DEVICE)]
+    torch.library.opcheck(launch.fused_attention, (*args, 0.1, False, 0.25, 0.0, 40))

@@ -146,7 +146,8 @@ def fused_attention(
     out = torch.empty_like(v)
     streamed = max_nodes > MAX_NODES
     stats = q.new_empty((8 + streamed, nodes, heads), dtype=torch.float32)
-    means = torch.empty_like(v if streamed else v[:0], dtype=torch.float32)
+    stats[8:] = 0  # no sweeps where rows stay on chip
+    means = torch.zeros_like(v if streamed else v[:0], dtype=torch.float32)
     graphs = len(ptr) - 1
     log_alpha, hard = 0.0 if math.isinf(alpha) else math.log(alpha), potential or math.isinf(alpha)
     sizes = (log_alpha, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
