@@ -115,7 +115,7 @@ def _stream_tiles(q: Tensor, v: Tensor) -> tuple[Stream, Stream, Stream, Stream]
     if half and width <= 64:
         return Stream(128, 64, 8, 3), Stream(128, 64, 8, 2), Stream(128, 32, 8, 2), steep
     if half and width <= 128:
-        return Stream(64, 64, 4, 2), Stream(64, 64, 8, 2), Stream(64, 64, 8, 2), steep
+        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 2), Stream(64, 32, 8, 2), steep
     if half or width <= 64:
         return Stream(64, 32, 8, 2), Stream(64, 32, 8, 1), Stream(64, 32, 8, 1), steep
     return Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), steep._replace(rows=16, warps=8)
@@ -202,15 +202,16 @@ def fused_attention_backward(
     if max_nodes > MAX_NODES:
         _, queries, keys, steep = _stream_tiles(q, v)
         plain = sums.new_empty((6, heads, nodes))
+        found = torch.zeros((graphs, heads), dtype=torch.int32, device=q.device)
 
         def run(kernel: Any, tile: Stream, *tensors: Tensor) -> None:
             options = _stream_options(tile, q, v, potential, dropout_p)
             kernel[(nodes // tile.rows + graphs, heads)](*inputs, *tensors, *tail, **options)
 
         run(stream_query_kernel, queries, out, means, of_q, of_q_friction, plain)
-        run(pivot_query_kernel, steep, of_q, of_q_friction)
+        run(pivot_query_kernel, steep, of_q, of_q_friction, found)
         run(stream_key_kernel, keys, of_k, of_v, of_k_friction, plain)
-        run(pivot_key_kernel, steep, of_k, of_v, of_k_friction)
+        run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found)
     grad_log_kappa = sums[3].sum(-1) if nodes else q.new_zeros(0, dtype=torch.float32)
     by_graph = torch.segment_reduce(grad_log_kappa, "sum", offsets=ptr, initial=0.0)
     grad_lam = torch.where(lam > 0, by_graph / lam.clamp(min=torch.finfo(lam.dtype).tiny), 0).to(lam.dtype)

@@ -30,7 +30,7 @@ def ahead_of_top(g, g_top, valid):
 
 @triton.jit
 def pivot_query_kernel(
-    q, k, v, q_friction, k_friction, grad_out, grad_q, grad_q_friction, stats, sums, ptr, seed,
+    q, k, v, q_friction, k_friction, grad_out, grad_q, grad_q_friction, found, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -44,6 +44,7 @@ def pivot_query_kernel(
         stats + row_number, (n > MORE_THAN) & (rows < n), stat_stride
     )
     if tl.max(hard.to(tl.int32), 0) > 0:
+        tl.store(found + graph * heads + head, 1)  # whoever comes, the same value
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
         x = load_chunk(q + at, rows, n, stride, 0, width, WIDTH)
@@ -131,22 +132,21 @@ def add_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
 
 @triton.jit
 def pivot_key_kernel(
-    q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, stats, sums, ptr, seed,
+    q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, found, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What such queries add to the gradients of one tile of ROWS keys: blocks of KEYS queries, most of them skipped."""
+    """What such queries add to the gradients of one tile of ROWS keys, where `pivot_query_kernel` found any in the graph."""
     head = tl.program_id(1)
     start, n, graph, first_key = locate(ptr, graphs, tl.program_id(0), ROWS)
-    if (first_key < n) & (n > MORE_THAN):
+    if (first_key < n) & (n > MORE_THAN) & (tl.load(found + graph * heads + head) > 0):
         keys = first_key + tl.arange(0, ROWS)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
         of_k = tl.zeros([ROWS, WIDTH], tl.float32)
         of_k_friction = tl.zeros([ROWS, WIDTH], tl.float32)
         of_v = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
-        some = 0
         for first in range(0, n, KEYS):
             queries = first + tl.arange(0, KEYS)
             row_number = start * heads + head + queries * heads
@@ -154,7 +154,6 @@ def pivot_key_kernel(
                 stats + row_number, queries < n, stat_stride
             )
             if tl.max(hard.to(tl.int32), 0) > 0:
-                some = 1
                 place = sums + row_number
                 g_top = tl.load(place, mask=hard, other=0.0)
                 offset = tl.load(place + stat_stride, mask=hard, other=0.0)
@@ -186,8 +185,7 @@ def pivot_key_kernel(
                 of_v += tl.dot(tl.trans(z).to(upstream.dtype), upstream, input_precision=PRECISION)
                 of_k += tl.dot(tl.trans(grad_s).to(x.dtype), x, input_precision=PRECISION)
                 of_k_friction += tl.dot(tl.trans(grad_u).to(x.dtype), x_friction, input_precision=PRECISION)
-        if some > 0:
-            is_key = keys < n
-            add_columns(grad_k + at, keys, of_k * scale, is_key, stride, width, WIDTH)
-            add_columns(grad_k_friction + at, keys, of_k_friction * scale, is_key, stride, width, WIDTH)
-            add_columns(grad_v + value_at, keys, of_v, is_key, value_stride, value_width, VALUE_WIDTH)
+        is_key = keys < n
+        add_columns(grad_k + at, keys, of_k * scale, is_key, stride, width, WIDTH)
+        add_columns(grad_k_friction + at, keys, of_k_friction * scale, is_key, stride, width, WIDTH)
+        add_columns(grad_v + value_at, keys, of_v, is_key, value_stride, value_width, VALUE_WIDTH)
