@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from sfiformer.attention.kernels.backward import load_stats
-from sfiformer.attention.kernels.streaming import fast_exp, is_gentle, scores
+from sfiformer.attention.kernels.streaming import LOG2E, is_gentle, scores
 from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
 
@@ -30,13 +30,13 @@ def plain_gradients(s, u, g, reference, threshold, norm_s, mean, pull, share, PO
     """z, (g − ḡ) z, ∂L/∂s and ∂L/∂u of a block; the numbers of its rows (queries) are broadcast to it by the caller.
 
     With exp(s − reference) = η p and exp(u − threshold) = κ f / η, a flow is z = η p (1 − κ f / η)₊. ``share`` is
-    ∂L/∂log κ · exp(threshold − norm_u), since f itself is exp(u − norm_u).
+    ∂L/∂log κ · exp(threshold − norm_u), since f itself is exp(u − norm_u). All these exponents come in units of log 2.
     """
-    ratio = fast_exp(u - threshold)
-    supply = tl.where(ratio < 1, fast_exp(s - reference), 0.0)
+    ratio = tl.exp2(u - threshold)
+    supply = tl.where(ratio < 1, tl.exp2(s - reference), 0.0)
     taken = supply * ratio
     z = supply - taken
-    spread = fast_exp(s - norm_s) if POTENTIAL else fast_exp(norm_s - s)
+    spread = tl.exp2(s - norm_s) if POTENTIAL else tl.exp2(norm_s - s)
     centred = g - mean
     moved = centred * z
     return z, moved, moved - spread * pull, -(taken * centred + ratio * share)
@@ -74,6 +74,7 @@ def stream_query_kernel(
         pull = reach - mean + spill
         relative = tl.exp(tl.minimum(threshold - norm_u, 80.0))
         share = (pull - spill) * relative
+        reference, threshold, norm_s = reference * LOG2E, threshold * LOG2E, norm_s * LOG2E
 
         x = load_chunk(q + at, rows, n, stride, 0, width, WIDTH)
         x_friction = load_chunk(q_friction + at, rows, n, stride, 0, width, WIDTH)
@@ -85,8 +86,8 @@ def stream_query_kernel(
             inside = (keys < n)[None, :]
             y = load_chunk(k + at, keys, n, stride, 0, width, WIDTH)
             y_friction = load_chunk(k_friction + at, keys, n, stride, 0, width, WIDTH)
-            s = scale * tl.dot(x, tl.trans(y), input_precision=PRECISION)
-            u = scale * tl.dot(x_friction, tl.trans(y_friction), input_precision=PRECISION)
+            s = scale * LOG2E * tl.dot(x, tl.trans(y), input_precision=PRECISION)
+            u = scale * LOG2E * tl.dot(x_friction, tl.trans(y_friction), input_precision=PRECISION)
             g = scores(
                 upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
             )
@@ -153,8 +154,8 @@ def stream_key_kernel(
             x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
             x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
             upstream = load_chunk(grad_out + value_at, queries, n, value_stride, 0, value_width, VALUE_WIDTH)
-            s = scale * tl.dot(y, tl.trans(x), input_precision=PRECISION)
-            u = scale * tl.dot(y_friction, tl.trans(x_friction), input_precision=PRECISION)
+            s = scale * LOG2E * tl.dot(y, tl.trans(x), input_precision=PRECISION)
+            u = scale * LOG2E * tl.dot(y_friction, tl.trans(x_friction), input_precision=PRECISION)
             g = tl.dot(values, tl.trans(upstream), input_precision=PRECISION)
             if DROPOUT:
                 keep = tl.trans(kept(tl.load(seed), row_number, keys, dropout_p))

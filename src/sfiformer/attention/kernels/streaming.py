@@ -8,6 +8,8 @@ exponentials. In units of the largest weight p_m, with w_j = p_j / p_m and c_j =
 and g is increasing, convex and piecewise linear. One sweep over the keys finds g and its slope W at several probes. The least
 root of their tangents is an upper bound of η, the root of the chord across 1 a lower one, and a Newton step from the upper
 bound errs by at most (upper − lower) · (W_high − W_low) / W in η: the *doubt*, which says whether a row needs another sweep.
+
+Within a block, scores are in units of log 2: `exp2` is what the hardware has.
 """
 
 import triton
@@ -16,13 +18,9 @@ import triton.language as tl
 from sfiformer.attention.kernels.solving import LOG_GENTLE
 from sfiformer.attention.kernels.tiles import load_chunk
 
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 STEEP = tl.constexpr(46.0)  # log κ f_max p_m up to here stays on plain exponentials
-
-
-@triton.jit
-def fast_exp(x):
-    """exp(x) as one instruction and a product; `tl.exp` spends three more on results below 1e-38."""
-    return tl.exp2(x * 1.4426950408889634)
 
 
 @triton.jit
@@ -61,6 +59,7 @@ def first_sweep(
     these move.
     """
     inf = float("inf")
+    low, middle, high = low * LOG2E, middle * LOG2E, high * LOG2E
     m, u_max = tl.full([ROWS], -inf, tl.float32), tl.full([ROWS], -inf, tl.float32)
     s_min = tl.full([ROWS], inf, tl.float32)
     sum_s, sum_r, sum_u, sum_f = tl.zeros_like(m), tl.zeros_like(m), tl.zeros_like(m), tl.zeros_like(m)
@@ -68,19 +67,19 @@ def first_sweep(
     f_low, f_middle, f_high = tl.zeros_like(m), tl.zeros_like(m), tl.zeros_like(m)
     for first in range(0, count, KEYS):
         index = first + tl.arange(0, KEYS)
-        inside = (index < count)[None, :]
-        s = scores(q, k, index * step, n, stride, width, scale, WIDTH, PRECISION)
-        u = scores(q_friction, k_friction, index * step, n, stride, width, scale, WIDTH, PRECISION)
+        outside = tl.where(index < count, 0.0, -inf)[None, :]  # added, which costs nothing beside the scale
+        s = scores(q, k, index * step, n, stride, width, scale * LOG2E, WIDTH, PRECISION)
+        u = scores(q_friction, k_friction, index * step, n, stride, width, scale * LOG2E, WIDTH, PRECISION)
         if not POTENTIAL:
-            high_s = tl.where(inside, s, inf)
+            high_s = s - outside
             least = tl.minimum(s_min, tl.min(high_s, 1))
-            sum_r = sum_r * tl.exp(least - s_min) + tl.sum(fast_exp(least[:, None] - high_s), 1)
+            sum_r = sum_r * tl.exp2(least - s_min) + tl.sum(tl.exp2(least[:, None] - high_s), 1)
             s_min = least
-        s = tl.where(inside, s, -inf)
-        u = tl.where(inside, u, -inf)
+        s += outside
+        u += outside
         top, top_u = tl.maximum(m, tl.max(s, 1)), tl.maximum(u_max, tl.max(u, 1))
-        shrink, shrink_u = tl.exp(m - top), tl.exp(u_max - top_u)
-        w, e = fast_exp(s - top[:, None]), fast_exp(u - top_u[:, None])
+        shrink, shrink_u = tl.exp2(m - top), tl.exp2(u_max - top_u)
+        w, e = tl.exp2(s - top[:, None]), tl.exp2(u - top_u[:, None])
         m, u_max = top, top_u
         sum_s = sum_s * shrink + tl.sum(w, 1)
         sum_u = sum_u * shrink_u + tl.sum(e, 1)
@@ -97,6 +96,7 @@ def first_sweep(
             f_high = f_high * (shrink * shrink_u) + tl.sum(below * e, 1)
         else:
             w_low = w_low * (shrink * shrink) + tl.sum(w * w, 1)
+    m, s_min, u_max = m * LN2, s_min * LN2, u_max * LN2
     return m, s_min, u_max, sum_s, sum_r, sum_u, sum_f, w_low, f_low, w_middle, f_middle, w_high, f_high
 
 
@@ -106,10 +106,10 @@ def weights(
     WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """w (0 beyond ``count``) and c of a block of keys; log c = u − cut."""
-    s = scores(q, k, index * step, n, stride, width, scale, WIDTH, PRECISION)
-    u = scores(q_friction, k_friction, index * step, n, stride, width, scale, WIDTH, PRECISION)
+    s = scores(q, k, index * step, n, stride, width, scale * LOG2E, WIDTH, PRECISION)
+    u = scores(q_friction, k_friction, index * step, n, stride, width, scale * LOG2E, WIDTH, PRECISION)
     outside = tl.where(index < count, 0.0, float("-inf"))
-    return fast_exp((s + outside[None, :]) - m[:, None]), fast_exp(u - cut[:, None])
+    return tl.exp2((s + outside[None, :]) - (m * LOG2E)[:, None]), tl.exp2(u - (cut * LOG2E)[:, None])
 
 
 @triton.jit
