@@ -85,13 +85,13 @@ def first_sweep(
         sum_u = sum_u * shrink_u + tl.sum(e, 1)
         sum_f = sum_f * (shrink * shrink_u) + tl.sum(w * e, 1)
         if PROBES:
-            below = tl.where(u < low[:, None], w, 0.0)
+            below = tl.where(e < tl.exp2(low - u_max)[:, None], w, 0.0)
             w_low = w_low * shrink + tl.sum(below, 1)
             f_low = f_low * (shrink * shrink_u) + tl.sum(below * e, 1)
-            below = tl.where(u < middle[:, None], w, 0.0)
+            below = tl.where(e < tl.exp2(middle - u_max)[:, None], w, 0.0)
             w_middle = w_middle * shrink + tl.sum(below, 1)
             f_middle = f_middle * (shrink * shrink_u) + tl.sum(below * e, 1)
-            below = tl.where(u < high[:, None], w, 0.0)
+            below = tl.where(e < tl.exp2(high - u_max)[:, None], w, 0.0)
             w_high = w_high * shrink + tl.sum(below, 1)
             f_high = f_high * (shrink * shrink_u) + tl.sum(below * e, 1)
         else:
