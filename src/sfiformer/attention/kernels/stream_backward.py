@@ -26,17 +26,20 @@ def store_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def plain_gradients(s, u, g, reference, threshold, norm_s, mean, pull, share, POTENTIAL: tl.constexpr):
+def plain_gradients(
+    s, high_s, u, g, reference, threshold, norm_s, mean, pull, share, POTENTIAL: tl.constexpr
+):
     """z, (g − ḡ) z, ∂L/∂s and ∂L/∂u of a block; the numbers of its rows (queries) are broadcast to it by the caller.
 
     With exp(s − reference) = η p and exp(u − threshold) = κ f / η, a flow is z = η p (1 − κ f / η)₊. ``share`` is
     ∂L/∂log κ · exp(threshold − norm_u), since f itself is exp(u − norm_u). All these exponents come in units of log 2.
+    Keys outside the graph have s = u = −inf, and ``high_s`` = +inf.
     """
     ratio = tl.exp2(u - threshold)
     supply = tl.where(ratio < 1, tl.exp2(s - reference), 0.0)
     taken = supply * ratio
     z = supply - taken
-    spread = tl.exp2(s - norm_s) if POTENTIAL else tl.exp2(norm_s - s)
+    spread = tl.exp2(s - norm_s) if POTENTIAL else tl.exp2(norm_s - high_s)
     centred = g - mean
     moved = centred * z
     return z, moved, moved - spread * pull, -(taken * centred + ratio * share)
@@ -83,7 +86,7 @@ def stream_query_kernel(
         summed = tl.zeros([ROWS], tl.float32)
         for first in range(0, n, KEYS):
             keys = first + tl.arange(0, KEYS)
-            inside = (keys < n)[None, :]
+            outside = tl.where(keys < n, 0.0, float("-inf"))[None, :]
             y = load_chunk(k + at, keys, n, stride, 0, width, WIDTH)
             y_friction = load_chunk(k_friction + at, keys, n, stride, 0, width, WIDTH)
             s = scale * LOG2E * tl.dot(x, tl.trans(y), input_precision=PRECISION)
@@ -94,14 +97,12 @@ def stream_query_kernel(
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             _, moved, grad_s, grad_u = plain_gradients(
-                s, u, g, reference[:, None], threshold[:, None], norm_s[:, None],
+                s + outside, s - outside, u + outside, g, reference[:, None], threshold[:, None], norm_s[:, None],
                 mean[:, None], pull[:, None], share[:, None], POTENTIAL,
             )  # fmt: skip
-            summed += tl.sum(tl.where(inside, moved, 0.0), 1)
-            grad_s = tl.where(inside, grad_s, 0.0).to(y.dtype)
-            grad_u = tl.where(inside, grad_u, 0.0).to(y.dtype)
-            of_q = tl.dot(grad_s, y, of_q, input_precision=PRECISION)
-            of_q_friction = tl.dot(grad_u, y_friction, of_q_friction, input_precision=PRECISION)
+            summed += tl.sum(moved, 1)
+            of_q = tl.dot(grad_s.to(y.dtype), y, of_q, input_precision=PRECISION)
+            of_q_friction = tl.dot(grad_u.to(y.dtype), y_friction, of_q_friction, input_precision=PRECISION)
         store_columns(grad_q + at, rows, of_q * scale, gentle, stride, width, WIDTH)
         store_columns(grad_q_friction + at, rows, of_q_friction * scale, gentle, stride, width, WIDTH)
         place = sums + row_number
@@ -161,7 +162,7 @@ def stream_key_kernel(
                 keep = tl.trans(kept(tl.load(seed), row_number, keys, dropout_p))
                 g *= keep
             z, _, grad_s, grad_u = plain_gradients(
-                s, u, g, reference[None, :], threshold[None, :], norm_s[None, :],
+                s, s, u, g, reference[None, :], threshold[None, :], norm_s[None, :],
                 mean[None, :], pull[None, :], share[None, :], POTENTIAL,
             )  # fmt: skip
             if DROPOUT:
