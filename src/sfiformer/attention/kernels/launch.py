@@ -9,8 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sfiformer.attention.kernels import MAX_NODES
 from sfiformer.attention.kernels.backward import key_kernel, query_kernel
 from sfiformer.attention.kernels.forward import forward_kernel
+from sfiformer.attention.kernels.pivot_backward import pivot_key_kernel, pivot_query_kernel
+from sfiformer.attention.kernels.pivot_forward import pivot_forward_kernel
+from sfiformer.attention.kernels.stream_backward import stream_key_kernel, stream_query_kernel
+from sfiformer.attention.kernels.stream_forward import stream_forward_kernel
 
 
 class Bucket(NamedTuple):
@@ -34,27 +39,15 @@ def _launches(graphs: int, nodes: int, max_nodes: int) -> Iterator[tuple[Bucket,
     """The buckets in use, each with the size that it starts above and the number of its tiles (see `tiles.locate`)."""
     below = 0
     for bucket in BUCKETS:
-        if nodes and below < max_nodes:
+        if nodes and below < min(max_nodes, MAX_NODES):
             yield bucket, below, nodes // bucket.rows + graphs
         below = bucket.keys
-
-
-def _precision(bucket: Bucket, q: Tensor) -> str:
-    """Of the products. Where TF32 is not allowed, three TF32 products make one of float32's accuracy.
-
-    In long rows those three spill the registers; there, plain multiplications are faster.
-    """
-    if q.element_size() == 2:
-        return "ieee"
-    if torch.backends.cuda.matmul.allow_tf32:
-        return "tf32"
-    return "tf32x3" if bucket.keys <= 128 else "ieee"
 
 
 def _tile_options(
     bucket: Bucket, below: int, q: Tensor, dense: bool, potential: bool, dropout_p: float
 ) -> dict[str, Any]:
-    """Compile-time settings."""
+    """Compile-time settings of the kernels with rows on chip."""
     half = q.element_size() == 2
     return {
         "ROWS": bucket.rows,
@@ -64,12 +57,70 @@ def _tile_options(
         "POTENTIAL": potential,
         "DENSE": dense,
         "DROPOUT": dropout_p > 0,
-        "PRECISION": _precision(bucket, q),
+        "PRECISION": _precision(q, long=bucket.keys > 128),
         "num_warps": bucket.warps,
         "num_stages": 2 if half else 1,
         # The backward must find the forward's scores again, to the bit: no product may melt into a later subtraction.
         "enable_fp_fusion": False,
     }
+
+
+def _precision(q: Tensor, *, long: bool = False) -> str:
+    """Of products. Where TF32 is not allowed, three TF32 products make one of float32's accuracy.
+
+    In long rows on chip those three spill the registers; there, plain multiplications are faster.
+    """
+    if q.element_size() == 2:
+        return "ieee"
+    if torch.backends.cuda.matmul.allow_tf32:
+        return "tf32"
+    return "ieee" if long else "tf32x3"
+
+
+# The error of a streamed row's flows, at worst: well below the rounding of its output.
+DOUBT = {torch.float32: 2e-6, torch.float16: 2e-4, torch.bfloat16: 1e-3}
+
+
+class Stream(NamedTuple):
+    """Tiles of ``rows`` nodes that stay while blocks of ``keys`` stream past."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def _stream_options(tile: Stream, q: Tensor, v: Tensor, potential: bool, dropout_p: float) -> dict[str, Any]:
+    """Compile-time settings of the streaming kernels: a tile holds whole heads, padded to a power of two on chip."""
+    return {
+        "ROWS": tile.rows,
+        "KEYS": tile.keys,
+        "MORE_THAN": MAX_NODES,
+        "WIDTH": _padded(q.shape[2]),
+        "VALUE_WIDTH": _padded(v.shape[2]),
+        "POTENTIAL": potential,
+        "DROPOUT": dropout_p > 0,
+        "PRECISION": _precision(q),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+def _padded(width: int) -> int:
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def _stream_tiles(q: Tensor, v: Tensor) -> tuple[Stream, Stream, Stream, Stream]:
+    """Tiles of the forward, of the backward's queries and of its keys, and of rows measured from a pivot."""
+    width, half = _padded(max(q.shape[2], v.shape[2])), q.element_size() == 2
+    steep = Stream(32, 32, 4, 1)
+    if half and width <= 64:
+        return Stream(128, 64, 8, 3), Stream(128, 64, 8, 2), Stream(128, 32, 8, 2), steep
+    if half and width <= 128:
+        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 2), Stream(64, 32, 8, 2), steep
+    if half or width <= 64:
+        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 1), Stream(64, 32, 8, 1), steep
+    return Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), steep._replace(rows=16, warps=8)
 
 
 @torch.library.custom_op("sfiformer::fused_attention", mutates_args=())
@@ -87,23 +138,37 @@ def fused_attention(
     scale: float,
     dropout_p: float,
     max_nodes: int,
-) -> tuple[Tensor, Tensor]:
-    """Attention [N, heads, width of v], and nine numbers a row, [9, N, heads]. The plain twin is `packed_attention`.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention [N, heads, width of v], and what the backward needs. The plain twin is `packed_attention`.
 
-    Without q_friction and k_friction there is none of it (λ = 0): softmax attention where alpha is infinite.
+    That is nine numbers a row, [9, N, heads], and where graphs are streamed a tenth, the number of sweeps over their keys,
+    and Σ_A p v / W, [N, heads, width of v] in float32 (else empty). Without q_friction and k_friction there is none of it
+    (λ = 0): softmax attention where alpha is infinite; such graphs are not streamed.
     """
     nodes, heads, width = q.shape
     out = torch.empty_like(v)
-    stats = q.new_empty((9, nodes, heads), dtype=torch.float32)
+    streamed = max_nodes > MAX_NODES
+    stats = q.new_empty((9 + streamed, nodes, heads), dtype=torch.float32)
+    stats[9:] = 0  # no sweeps where rows stay on chip
+    means = torch.zeros_like(v if streamed else v[:0], dtype=torch.float32)
     graphs = len(ptr) - 1
+    log_alpha, hard = 0.0 if math.isinf(alpha) else math.log(alpha), potential or math.isinf(alpha)
+    sizes = (log_alpha, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
     for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
         options = _tile_options(bucket, below, q, q_friction is None, potential, dropout_p)
         forward_kernel[(tiles, heads)](
-            q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, 0.0 if math.isinf(alpha) else math.log(alpha),
-            scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads,
-            HARD=potential or math.isinf(alpha), **options,
-        )  # fmt: skip
-    return out, stats
+            q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, *sizes, HARD=hard, **options
+        )
+    if streamed:
+        tensors = (q, k, v, q_friction, k_friction, out, means, stats, ptr, lam, seed)
+        tile, _, _, steep = _stream_tiles(q, v)
+        options = _stream_options(tile, q, v, potential, dropout_p)
+        stream_forward_kernel[(nodes // tile.rows + graphs, heads)](
+            *tensors, *sizes, HARD=hard, DOUBT=DOUBT[q.dtype], **options
+        )
+        options = _stream_options(steep, q, v, potential, dropout_p)
+        pivot_forward_kernel[(nodes // steep.rows + graphs, heads)](*tensors, *sizes, HARD=hard, **options)
+    return out, stats, means
 
 
 @torch.library.custom_op("sfiformer::fused_attention_backward", mutates_args=())
@@ -117,7 +182,9 @@ def fused_attention_backward(
     ptr: Tensor,
     lam: Tensor,
     seed: Tensor,
+    out: Tensor,
     stats: Tensor,
+    means: Tensor,
     potential: bool,
     scale: float,
     dropout_p: float,
@@ -135,6 +202,19 @@ def fused_attention_backward(
         grid = (tiles, heads)
         query_kernel[grid](*inputs, of_q, of_q_friction, *tail, **options)
         key_kernel[grid](*inputs, of_k, of_v, of_k_friction, *tail, **options)
+    if max_nodes > MAX_NODES:
+        _, queries, keys, steep = _stream_tiles(q, v)
+        plain = sums.new_empty((6, heads, nodes))
+        found = torch.zeros((graphs, heads), dtype=torch.int32, device=q.device)
+
+        def run(kernel: Any, tile: Stream, *tensors: Tensor) -> None:
+            options = _stream_options(tile, q, v, potential, dropout_p)
+            kernel[(nodes // tile.rows + graphs, heads)](*inputs, *tensors, *tail, **options)
+
+        run(stream_query_kernel, queries, out, means, of_q, of_q_friction, plain)
+        run(pivot_query_kernel, steep, of_q, of_q_friction, found)
+        run(stream_key_kernel, keys, of_k, of_v, of_k_friction, plain)
+        run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found)
     grad_log_kappa = sums[3].sum(-1) if nodes else q.new_zeros(0, dtype=torch.float32)
     by_graph = torch.segment_reduce(grad_log_kappa, "sum", offsets=ptr, initial=0.0)
     grad_lam = torch.where(lam > 0, by_graph / lam.clamp(min=torch.finfo(lam.dtype).tiny), 0).to(lam.dtype)
@@ -142,8 +222,10 @@ def fused_attention_backward(
 
 
 @fused_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(v), q.new_empty((9, *q.shape[:2]), dtype=torch.float32)
+def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    streamed = args[-1] > MAX_NODES
+    stats = q.new_empty((9 + streamed, *q.shape[:2]), dtype=torch.float32)
+    return torch.empty_like(v), stats, torch.empty_like(v if streamed else v[:0], dtype=torch.float32)
 
 
 @fused_attention_backward.register_fake
@@ -167,13 +249,14 @@ def _like(
     return [q.new_empty(0) if x is None else torch.empty_like(x) for x in (q, k, v, q_friction, k_friction)]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, _, potential, scale, dropout_p, max_nodes = inputs
-    ctx.save_for_backward(*tensors, output[1])
+    out, stats, means = output
+    ctx.save_for_backward(*tensors, out if max_nodes > MAX_NODES else means, stats, means)
     ctx.options = (potential, scale, dropout_p, max_nodes)
 
 
-def _backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     dense = ctx.saved_tensors[3] is None
     *of_inputs, of_lam = fused_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
     if dense:

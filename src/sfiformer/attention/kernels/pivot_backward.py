@@ -1,0 +1,191 @@
+"""The backward of the rows of large graphs that are not gentle: `backward`'s formulas, with the keys streaming past.
+
+These kernels follow those of `stream_backward`, skip every tile without such a row, and touch no other row. No atomics.
+"""
+
+import triton
+import triton.language as tl
+
+from sfiformer.attention.kernels.backward import gate_gradient, gradient_of_s, gradient_of_u, load_stats
+from sfiformer.attention.kernels.solving import flows
+from sfiformer.attention.kernels.stream_backward import store_columns
+from sfiformer.attention.kernels.streaming import is_gentle, scores
+from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
+
+
+@triton.jit
+def steep_rows(place, is_row, stride):
+    """The numbers of the rows that are not gentle, and which these are; the others get a level without flow."""
+    pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stride)
+    hard = is_row & (is_gentle(pivot, steep, m, norm_s, norm_u) == 0)
+    return pivot, tl.where(hard, level, float("-inf")), steep, m, norm_s, norm_u, hard
+
+
+@triton.jit
+def ahead_of_top(g, g_top, valid):
+    """g − g_top, and 0 within rounding: friction may multiply the heaviest key's own difference by any power of e."""
+    ahead = g - g_top[:, None]
+    return tl.where(valid & (tl.abs(ahead) > 4e-7 * tl.abs(g_top)[:, None]), ahead, 0.0)
+
+
+@triton.jit
+def pivot_query_kernel(
+    q, k, v, q_friction, k_friction, grad_out, grad_q, grad_q_friction, found, stats, sums, ptr, seed,
+    scale, dropout_p, graphs, heads, width, value_width, stat_stride,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of such queries and the sums of their rows: one sweep for the sums, one for the gradients."""
+    head = tl.program_id(1)
+    start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
+    rows = first_row + tl.arange(0, ROWS)
+    row_number = start * heads + head + rows * heads
+    pivot, level, steep, m, norm_s, norm_u, hard = steep_rows(
+        stats + row_number, (n > MORE_THAN) & (rows < n), stat_stride
+    )
+    if tl.max(hard.to(tl.int32), 0) > 0:
+        tl.store(found + graph * heads + head, 1)  # whoever comes, the same value
+        stride, value_stride = heads * width, heads * value_width
+        at, value_at = start * stride + head * width, start * value_stride + head * value_width
+        x = load_chunk(q + at, rows, n, stride, 0, width, WIDTH)
+        x_friction = load_chunk(q_friction + at, rows, n, stride, 0, width, WIDTH)
+        upstream = load_chunk(grad_out + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
+        total = tl.load(stats + row_number + 4 * stat_stride, mask=hard, other=1.0)
+        log_leak = tl.load(stats + row_number + 5 * stat_stride, mask=hard, other=float("-inf"))
+        lift = tl.maximum(steep, 0.0)
+
+        # Σ w (g − g_top), Σ z (g − g_top), Σ w and Σ z, where g_top is g at the heaviest key so far.
+        heaviest = tl.full([ROWS], float("-inf"), tl.float32)
+        g_top, offset, pull, weight, flow = lift * 0, lift * 0, lift * 0, lift * 0, lift * 0
+        for first in range(0, n, KEYS):
+            keys = first + tl.arange(0, KEYS)
+            s = scores(x, k + at, keys, n, stride, width, scale, WIDTH, PRECISION)
+            u = scores(x_friction, k_friction + at, keys, n, stride, width, scale, WIDTH, PRECISION)
+            g = scores(
+                upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
+            )
+            if DROPOUT:
+                g *= kept(tl.load(seed), row_number, keys, dropout_p)
+            valid = (keys < n)[None, :] & hard[:, None]
+            z, log_weight, _ = flows(s, u, valid, pivot, level, steep, m)
+            top = tl.max(log_weight, 1)
+            is_top = log_weight >= top[:, None]
+            g_here = tl.sum(tl.where(is_top, g, 0.0), 1) / tl.sum(is_top.to(tl.float32), 1)
+            heavier = top > heaviest
+            moved = tl.where(heavier, g_top - g_here, 0.0)
+            offset += moved * weight
+            pull += moved * flow
+            g_top = tl.where(heavier, g_here, g_top)
+            heaviest = tl.maximum(heaviest, top)
+            lifted = tl.exp(tl.minimum(log_weight + lift[:, None], 80.0))
+            ahead = ahead_of_top(g, g_top, valid)
+            offset += tl.sum(lifted * ahead, 1)
+            pull += tl.sum(z * ahead, 1)
+            weight += tl.sum(lifted, 1)
+            flow += tl.sum(z, 1)
+        offset = (offset - tl.exp(tl.minimum(log_leak + lift, 80.0)) * g_top) / total
+        sunk = offset * tl.exp(-lift)  # ḡ − g_top
+        mean = tl.where(level > 0, g_top + sunk, 0.0)
+        pull -= sunk * flow
+        grad_log_kappa = pull - mean * (1 - flow)
+
+        of_q = tl.zeros([ROWS, WIDTH], tl.float32)
+        of_q_friction = tl.zeros([ROWS, WIDTH], tl.float32)
+        for first in range(0, n, KEYS):
+            keys = first + tl.arange(0, KEYS)
+            y = load_chunk(k + at, keys, n, stride, 0, width, WIDTH)
+            y_friction = load_chunk(k_friction + at, keys, n, stride, 0, width, WIDTH)
+            s = scale * tl.dot(x, tl.trans(y), input_precision=PRECISION)
+            u = scale * tl.dot(x_friction, tl.trans(y_friction), input_precision=PRECISION)
+            g = scores(
+                upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
+            )
+            if DROPOUT:
+                g *= kept(tl.load(seed), row_number, keys, dropout_p)
+            valid = (keys < n)[None, :] & hard[:, None]
+            z, _, log_gated = flows(s, u, valid, pivot, level, steep, m)
+            ahead = ahead_of_top(g, g_top, valid)
+            gate = gate_gradient(log_gated, ahead, offset, lift)
+            grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
+            grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
+            of_q = tl.dot(grad_s.to(y.dtype), y, of_q, input_precision=PRECISION)
+            of_q_friction = tl.dot(grad_u.to(y.dtype), y_friction, of_q_friction, input_precision=PRECISION)
+        store_columns(grad_q + at, rows, of_q * scale, hard, stride, width, WIDTH)
+        store_columns(grad_q_friction + at, rows, of_q_friction * scale, hard, stride, width, WIDTH)
+        place = sums + row_number
+        tl.store(place, g_top, mask=hard)
+        tl.store(place + stat_stride, offset, mask=hard)
+        tl.store(place + 2 * stat_stride, pull, mask=hard)
+        tl.store(place + 3 * stat_stride, grad_log_kappa, mask=hard)
+        tl.store(place + 4 * stat_stride, lift, mask=hard)
+
+
+@triton.jit
+def add_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
+    """Add a tile to what an earlier kernel wrote there; only this program touches it."""
+    columns = tl.arange(0, WIDTH)
+    inside = is_row[:, None] & (columns < width)[None, :]
+    place = out + (rows[:, None] * stride + columns[None, :])
+    before = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(place, (before + x).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def pivot_key_kernel(
+    q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, found, stats, sums, ptr, seed,
+    scale, dropout_p, graphs, heads, width, value_width, stat_stride,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What such queries add to the gradients of one tile of ROWS keys, where `pivot_query_kernel` found any in the graph."""
+    head = tl.program_id(1)
+    start, n, graph, first_key = locate(ptr, graphs, tl.program_id(0), ROWS)
+    if (first_key < n) & (n > MORE_THAN) & (tl.load(found + graph * heads + head) > 0):
+        keys = first_key + tl.arange(0, ROWS)
+        stride, value_stride = heads * width, heads * value_width
+        at, value_at = start * stride + head * width, start * value_stride + head * value_width
+        of_k = tl.zeros([ROWS, WIDTH], tl.float32)
+        of_k_friction = tl.zeros([ROWS, WIDTH], tl.float32)
+        of_v = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+        for first in range(0, n, KEYS):
+            queries = first + tl.arange(0, KEYS)
+            row_number = start * heads + head + queries * heads
+            pivot, level, steep, m, norm_s, norm_u, hard = steep_rows(
+                stats + row_number, queries < n, stat_stride
+            )
+            if tl.max(hard.to(tl.int32), 0) > 0:
+                place = sums + row_number
+                g_top = tl.load(place, mask=hard, other=0.0)
+                offset = tl.load(place + stat_stride, mask=hard, other=0.0)
+                pull = tl.load(place + 2 * stat_stride, mask=hard, other=0.0)
+                grad_log_kappa = tl.load(place + 3 * stat_stride, mask=hard, other=0.0)
+                lift = tl.load(place + 4 * stat_stride, mask=hard, other=0.0)
+                x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
+                x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
+                upstream = load_chunk(
+                    grad_out + value_at, queries, n, value_stride, 0, value_width, VALUE_WIDTH
+                )
+                s = scores(x, k + at, keys, n, stride, width, scale, WIDTH, PRECISION)
+                u = scores(x_friction, k_friction + at, keys, n, stride, width, scale, WIDTH, PRECISION)
+                g = scores(
+                    upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
+                )
+                if DROPOUT:
+                    keep = kept(tl.load(seed), row_number, keys, dropout_p)
+                    g *= keep
+                valid = (keys < n)[None, :] & hard[:, None]
+                z, _, log_gated = flows(s, u, valid, pivot, level, steep, m)
+                ahead = ahead_of_top(g, g_top, valid)
+                gate = gate_gradient(log_gated, ahead, offset, lift)
+                sunk = offset * tl.exp(-lift)
+                grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
+                grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
+                if DROPOUT:
+                    z *= keep
+                of_v += tl.dot(tl.trans(z).to(upstream.dtype), upstream, input_precision=PRECISION)
+                of_k += tl.dot(tl.trans(grad_s).to(x.dtype), x, input_precision=PRECISION)
+                of_k_friction += tl.dot(tl.trans(grad_u).to(x.dtype), x_friction, input_precision=PRECISION)
+        is_key = keys < n
+        add_columns(grad_k + at, keys, of_k * scale, is_key, stride, width, WIDTH)
+        add_columns(grad_k_friction + at, keys, of_k_friction * scale, is_key, stride, width, WIDTH)
+        add_columns(grad_v + value_at, keys, of_v, is_key, value_stride, value_width, VALUE_WIDTH)

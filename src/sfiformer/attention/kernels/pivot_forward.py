@@ -1,0 +1,164 @@
+"""The rows of large graphs that are not gentle: measured from a pivot, as `solving` does, with the keys streaming past.
+
+This kernel follows that of `stream_forward`, skips every tile without a row marked there, and touches no other row. With the
+row's normalisers (f = exp(u − norm_u), and r or p likewise),
+
+    log κ f_k p_m = strength + (m − norm_s) + (u_k − norm_u) ,
+    log ε/p_m     = −log α − (m − norm_s) ,
+    log ε κ f_k   = strength − log α + (u_k − norm_u) .
+"""
+
+import triton
+import triton.language as tl
+
+from sfiformer.attention.kernels.solving import above_pivot, expm1, flows, log1p, rounding
+from sfiformer.attention.kernels.stream_backward import store_columns
+from sfiformer.attention.kernels.streaming import scores
+from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
+
+MAX_SWEEPS = tl.constexpr(200)  # no row is known to need as many
+
+
+@triton.jit
+def last_below(
+    q_friction, k_friction, limit, n, stride, width, scale,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The largest u below ``limit`` of each row, −inf where there is none."""
+    found = tl.full([ROWS], float("-inf"), tl.float32)
+    for first in range(0, n, KEYS):
+        keys = first + tl.arange(0, KEYS)
+        u = scores(q_friction, k_friction, keys, n, stride, width, scale, WIDTH, PRECISION)
+        below = (keys < n)[None, :] & (u < limit[:, None])
+        found = tl.maximum(found, tl.max(tl.where(below, u, float("-inf")), 1))
+    return found
+
+
+@triton.jit
+def measure_streamed(
+    q, q_friction, k, k_friction, pivot, strength, leak0, norm_s, norm_u, n, stride, width, scale,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`solving.measure` in one sweep: level t, log κ f_k, reference m, total weight and log leak of each row.
+
+    Both sums, Σ_A p and Σ_A p (1 − f/f_k), are kept relative to their own largest term.
+    """
+    inf = float("inf")
+    m, peak = tl.full([ROWS], -inf, tl.float32), tl.full([ROWS], -inf, tl.float32)
+    total, lifted = tl.zeros_like(m), tl.zeros_like(m)
+    for first in range(0, n, KEYS):
+        keys = first + tl.arange(0, KEYS)
+        s = scores(q, k, keys, n, stride, width, scale, WIDTH, PRECISION)
+        u = scores(q_friction, k_friction, keys, n, stride, width, scale, WIDTH, PRECISION)
+        above = above_pivot(u, pivot)
+        active = (keys < n)[None, :] & (above <= 0)
+        depth = -expm1(tl.minimum(above, 0.0))
+        s = tl.where(active, s, -inf)
+        lift = tl.where(depth > 0, s + tl.log(tl.where(depth > 0, depth, 1.0)), -inf)
+        top, top_lift = tl.maximum(m, tl.max(s, 1)), tl.maximum(peak, tl.max(lift, 1))
+        anchor, anchor_lift = (
+            tl.maximum(top, -1e30),
+            tl.maximum(top_lift, -1e30),
+        )  # while nothing is active: −inf − −inf
+        total = total * tl.exp(m - anchor) + tl.sum(tl.exp(s - anchor[:, None]), 1)
+        lifted = lifted * tl.exp(peak - anchor_lift) + tl.sum(tl.exp(lift - anchor_lift[:, None]), 1)
+        m, peak = top, top_lift
+    steep = strength + (m - norm_s) + (pivot - norm_u)
+    log_leak = leak0 - (m - norm_s)
+    total += tl.exp(log_leak)
+    taken = tl.exp(steep + (peak - m) + tl.log(lifted))
+    level = (1 - tl.exp(strength + leak0 + (pivot - norm_u)) - taken) / total
+    return level, steep, m, total, log_leak
+
+
+@triton.jit
+def pivot_forward_kernel(
+    q, k, v, q_friction, k_friction, out, means, stats, ptr, lam, seed,
+    log_alpha, scale, dropout_p, graphs, heads, width, value_width, stat_stride,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    POTENTIAL: tl.constexpr, HARD: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The marked rows of one tile: Newton's method downwards in logarithms, two sweeps a step, as in `solving.solve`."""
+    head = tl.program_id(1)
+    start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
+    rows = first_row + tl.arange(0, ROWS)
+    place = stats + start * heads + head + rows * heads
+    here = (n > MORE_THAN) & (rows < n)
+    hard = tl.load(place + 9 * stat_stride, mask=here, other=0.0) < 0
+    if tl.max(hard.to(tl.int32), 0) > 0:
+        inf = float("inf")
+        stride, value_stride = heads * width, heads * value_width
+        at, value_at = start * stride + head * width, start * value_stride + head * value_width
+        x = load_chunk(q + at, rows, n, stride, 0, width, WIDTH)
+        x_friction = load_chunk(q_friction + at, rows, n, stride, 0, width, WIDTH)
+        y, y_friction = k + at, k_friction + at
+        limit = tl.load(place, mask=hard, other=inf)
+        norm_s = tl.load(place + 6 * stat_stride, mask=hard, other=0.0)
+        norm_u = tl.load(place + 7 * stat_stride, mask=hard, other=0.0)
+        strength = tl.log(tl.load(lam + graph))
+        if POTENTIAL:
+            strength += tl.log(n.to(tl.float32))
+        leak0 = -inf if HARD else -log_alpha
+
+        # No key carries more than the whole flow: η ≤ κ f_j + 1/p_j for every j. In logarithms, and less m − norm_s:
+        bound = tl.full([ROWS], inf, tl.float32)
+        u_min = tl.full([ROWS], inf, tl.float32)
+        for first in range(0, n, KEYS):
+            keys = first + tl.arange(0, KEYS)
+            s = scores(x, y, keys, n, stride, width, scale, WIDTH, PRECISION)
+            u = scores(x_friction, y_friction, keys, n, stride, width, scale, WIDTH, PRECISION)
+            taken, supply = strength + (u - norm_u[:, None]), norm_s[:, None] - s
+            high, low = tl.maximum(taken, supply), tl.minimum(taken, supply)
+            inside = (keys < n)[None, :]
+            bound = tl.minimum(bound, tl.min(tl.where(inside, high + tl.log(1 + tl.exp(low - high)), inf), 1))
+            u_min = tl.minimum(u_min, tl.min(tl.where(inside, u, inf), 1))
+        bound += norm_u - strength
+        limit = tl.minimum(limit + 1e-3, bound) + rounding(bound, norm_u)
+
+        pivot, level, steep, m = u_min, u_min * 0, u_min * 0, u_min * 0
+        total, log_leak = u_min * 0, u_min * 0
+        shrinking, sweeps = 1, 2
+        shrink = hard
+        while (sweeps < MAX_SWEEPS) & (shrinking > 0):
+            lower = last_below(
+                x_friction, y_friction, limit, n, stride, width, scale, ROWS, KEYS, WIDTH, PRECISION
+            )
+            pivot = tl.where(shrink, tl.where(lower == -inf, u_min, lower), pivot)
+            level, steep, m, total, log_leak = measure_streamed(
+                x, x_friction, y, y_friction, pivot, strength, leak0, norm_s, norm_u, n, stride, width, scale,
+                ROWS, KEYS, WIDTH, PRECISION,
+            )  # fmt: skip
+            shrink = hard & (level <= 0) & (pivot > u_min)
+            rise = log1p(tl.maximum(level * tl.exp(-steep), -0.999999))
+            limit = tl.minimum(pivot + rise + rounding(pivot, norm_u), pivot)
+            sweeps += 2 * shrinking
+            shrinking = tl.max(shrink.to(tl.int32), 0)
+
+        level = tl.where(level > 0, level, -inf)
+        sum_z = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+        sum_w = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+        for first in range(0, n, KEYS):
+            keys = first + tl.arange(0, KEYS)
+            s = scores(x, y, keys, n, stride, width, scale, WIDTH, PRECISION)
+            u = scores(x_friction, y_friction, keys, n, stride, width, scale, WIDTH, PRECISION)
+            valid = (keys < n)[None, :] & hard[:, None]
+            z, log_weight, _ = flows(s, u, valid, pivot, level, steep, m)
+            w = tl.exp(log_weight)
+            if DROPOUT:
+                keep = kept(tl.load(seed), start * heads + head + rows * heads, keys, dropout_p)
+                z *= keep
+                w *= keep
+            values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
+            sum_z = tl.dot(z.to(values.dtype), values, sum_z, input_precision=PRECISION)
+            sum_w = tl.dot(w.to(values.dtype), values, sum_w, input_precision=PRECISION)
+        store_columns(out + value_at, rows, sum_z, hard, value_stride, value_width, VALUE_WIDTH)
+        store_columns(
+            means + value_at, rows, sum_w / total[:, None], hard, value_stride, value_width, VALUE_WIDTH
+        )
+        tl.store(place, pivot, mask=hard)
+        tl.store(place + stat_stride, level, mask=hard)
+        tl.store(place + 2 * stat_stride, steep, mask=hard)
+        tl.store(place + 3 * stat_stride, m, mask=hard)
+        tl.store(place + 4 * stat_stride, total, mask=hard)
+        tl.store(place + 5 * stat_stride, log_leak, mask=hard)
+        tl.store(place + 9 * stat_stride, u_min * 0 + sweeps, mask=hard)

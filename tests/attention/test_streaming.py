@@ -1,0 +1,180 @@
+"""The streaming kernels against the plain twin, both measured against float64, and against the kernels with rows on chip.
+
+On a machine without a GPU they run in Triton's interpreter, where every graph is streamed, however small.
+"""
+
+import math
+import os
+
+import pytest
+import torch
+
+GPU = torch.cuda.is_available()
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+from sfiformer.attention.kernels import launch  # noqa: E402
+from sfiformer.attention.packed import packed_attention  # noqa: E402
+
+DEVICE = "cuda" if GPU else "cpu"
+on_gpu = pytest.mark.skipif(not GPU, reason="no GPU")
+
+
+@pytest.fixture(autouse=not GPU)
+def large_tiles(monkeypatch):
+    """What the interpreter takes per operation hardly depends on the tile."""
+    monkeypatch.setattr(launch, "_stream_tiles", lambda q, v: (launch.Stream(64, 64, 4, 1),) * 4)
+
+
+@pytest.fixture
+def stream_all(monkeypatch):
+    monkeypatch.setattr(launch, "MAX_NODES", 0)
+
+
+def make(sizes, heads=1, width=20, value_width=24, spread=1.0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(sum(sizes) + width)
+    widths, scales = (width, width, value_width, width, width), (spread, spread, 1.0, spread, spread)
+    tensors = [
+        (torch.randn(sum(sizes), heads, w, generator=generator) * c).to(DEVICE, dtype)
+        for w, c in zip(widths, scales, strict=True)
+    ]
+    grad = torch.randn(sum(sizes), heads, value_width, generator=generator).to(DEVICE, dtype)
+    return tensors, grad
+
+
+def attend(op, tensors, sizes, lam, alpha, potential, dropout_p=0.0, seed=0):
+    ptr = torch.tensor([0, *sizes], device=DEVICE).cumsum(0)
+    seed = torch.tensor(seed, device=DEVICE)
+    tail = (max(sizes),) if op is launch.fused_attention else (None, False)
+    return op(*tensors, ptr, lam, seed, alpha, potential, tensors[0].shape[-1] ** -0.5, dropout_p, *tail)
+
+
+def with_gradients(op, sizes, tensors, grad, alpha, potential, dtype=None, **kwargs):
+    """Output and gradients of the five tensors and λ, at λ* = 1."""
+    lam = torch.tensor([1.0 if potential else 1 / max(n, 1) for n in sizes], device=DEVICE)
+    inputs = [x.detach().to(dtype or x.dtype).requires_grad_() for x in (*tensors, lam)]
+    out = attend(op, inputs[:5], sizes, inputs[5], alpha, potential, **kwargs)[0]
+    return [out, *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
+
+
+def relative_errors(results, truth):
+    return [
+        float((a.double() - b).norm() / b.norm().clamp(min=1e-30))
+        for a, b in zip(results, truth, strict=True)
+    ]
+
+
+def assert_as_good_as_the_twin(sizes, alpha, potential, floor, **kwargs):
+    tensors, grad = make(sizes, **kwargs)
+    case = (sizes, tensors, grad, alpha, potential)
+    truth = with_gradients(packed_attention, *case, dtype=torch.float64)
+    kernel = relative_errors(with_gradients(launch.fused_attention, *case), truth)
+    plain = relative_errors(with_gradients(packed_attention, *case), truth)
+    limits = [2 * plain[0] + floor] + [3 * error + floor for error in plain[1:]]
+    assert all(error <= limit for error, limit in zip(kernel, limits, strict=True)), (kernel, plain)
+
+
+@pytest.mark.parametrize(("alpha", "potential"), [(0.1, False), (math.inf, False), (0.1, True)])
+def test_matches_the_plain_twin(stream_all, alpha, potential):
+    assert_as_good_as_the_twin([70, 0, 1], alpha, potential, floor=3e-6)
+
+
+@pytest.mark.parametrize("spread", [0.3, 4.0, 10.0])
+def test_matches_for_scores_of_any_range(stream_all, spread):
+    assert_as_good_as_the_twin([90], 0.1, False, floor=1e-5 * max(spread, 1), spread=spread)
+
+
+def test_half_precision_and_a_wide_head(stream_all):
+    assert_as_good_as_the_twin([80], 0.1, False, floor=1e-3, width=68, value_width=68, dtype=torch.float16)
+
+
+def test_small_and_large_graphs_share_a_batch(monkeypatch):
+    sizes = [40, 70, 3]
+    tensors, grad = make(sizes)
+    on_chip = with_gradients(launch.fused_attention, sizes, tensors, grad, 0.1, False)
+    monkeypatch.setattr(launch, "MAX_NODES", 64)
+    mixed = with_gradients(launch.fused_attention, sizes, tensors, grad, 0.1, False)
+    assert max(relative_errors(mixed, [x.double() for x in on_chip])) < 3e-6
+
+
+def test_a_row_takes_few_sweeps(stream_all):
+    tensors, _ = make([130], width=16, value_width=16)
+    _, stats, _ = attend(
+        launch.fused_attention, tensors, [130], torch.tensor([1 / 130], device=DEVICE), 0.1, False
+    )
+    assert len(stats) == 9
+    assert stats[8].ge(2).all()
+    assert stats[8].le(4).all()
+
+
+def test_friction_without_strength_is_softmax(stream_all):
+    tensors, _ = make([70], width=16, value_width=16)
+    lam = torch.zeros(1, device=DEVICE)
+    out, _, _ = attend(launch.fused_attention, tensors, [70], lam, math.inf, False)
+    q, k, v = (x[:, 0] for x in tensors[:3])
+    torch.testing.assert_close(out[:, 0], torch.softmax(q @ k.T / 4, -1) @ v, rtol=1e-5, atol=1e-6)
+
+
+def test_no_flow_pays_gives_zeros(stream_all):
+    tensors, grad = make([40])
+    inputs = [x.requires_grad_() for x in (*tensors, torch.tensor([5e3], device=DEVICE))]
+    out, _, _ = attend(launch.fused_attention, inputs[:5], [40], inputs[5], 0.1, False)
+    assert not out.any()
+    assert not any(g.any() for g in torch.autograd.grad(out, inputs, grad))
+
+
+def test_duplicated_keys_have_finite_gradients(stream_all):
+    tensors, grad = make([64], spread=6.0)
+    for x in tensors:
+        x[32:] = x[:32]
+    assert all(
+        x.isfinite().all() for x in with_gradients(launch.fused_attention, [64], tensors, grad, 0.1, False)
+    )
+
+
+@pytest.mark.parametrize("spread", [1.0, 6.0])
+def test_dropout_is_that_of_the_rows_on_chip(monkeypatch, spread):
+    tensors, grad = make([60], spread=spread)
+    case = ([60], tensors, grad, 0.1, False)
+    on_chip = with_gradients(launch.fused_attention, *case, dropout_p=0.4, seed=5)
+    monkeypatch.setattr(launch, "MAX_NODES", 0)
+    streamed = with_gradients(launch.fused_attention, *case, dropout_p=0.4, seed=5)
+    assert max(relative_errors(streamed, [x.double() for x in on_chip])) < 1e-5 * spread**2
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("dtype", "width", "spread"),
+    [
+        (torch.float32, 64, 1.0),
+        (torch.float32, 64, 10.0),
+        (torch.bfloat16, 64, 1.0),
+        (torch.bfloat16, 64, 10.0),
+        (torch.float16, 40, 1.0),
+        (torch.bfloat16, 68, 1.0),
+        (torch.bfloat16, 235, 1.0),
+    ],
+)
+def test_large_graphs(dtype, width, spread):
+    floor = 1e-5 * spread if dtype == torch.float32 else 1e-3
+    assert_as_good_as_the_twin(
+        [2049, 700], 0.1, False, floor, heads=2, width=width, value_width=width, spread=spread, dtype=dtype
+    )
+
+
+@on_gpu
+def test_two_runs_agree_to_the_bit():
+    tensors, grad = make([3000, 200], heads=4, width=64, value_width=64, dtype=torch.bfloat16)
+    case = ([3000, 200], tensors, grad, 0.1, False)
+    once, again = (with_gradients(launch.fused_attention, *case) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+
+def test_is_a_proper_operator(monkeypatch):
+    monkeypatch.setattr(launch, "MAX_NODES", 32)
+    tensors, _ = make([40, 5], width=16, value_width=16)
+    ptr, lam = torch.tensor([0, 40, 45], device=DEVICE), torch.tensor([1 / 40, 1 / 5], device=DEVICE)
+    args = [*(x.requires_grad_() for x in tensors), ptr, lam.requires_grad_(), torch.tensor(0, device=DEVICE)]
+    torch.library.opcheck(launch.fused_attention, (*args, 0.1, False, 0.25, 0.0, 40))
