@@ -60,6 +60,15 @@ def test_long_gradients_are_clipped(make):
     assert sum(float(distance.square().sum()) for distance in moved) ** 0.5 == pytest.approx(1e-3, rel=1e-2)
 
 
+def test_a_gradient_whose_square_leaves_the_type_is_clipped_too(make):
+    step, batch = make(clip=1e-3)
+    bias = step.model.head.mlp.out.bias
+    bias.register_hook(lambda gradient: gradient * 0 + 1e25)
+    before = bias.detach().clone()
+    assert step([batch])[-1] == pytest.approx(1e25 * len(bias) ** 0.5, rel=1e-3)
+    assert float((bias - before).norm()) == pytest.approx(1e-3, rel=1e-2)
+
+
 def test_what_is_not_finite_is_named_and_nothing_is_changed(make):
     step, batch = make()
     with torch.no_grad():

@@ -7,7 +7,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
 from sfiformer import ranks
 from sfiformer.data.batch import GraphBatch
@@ -77,8 +77,10 @@ class Step:
             losses.append(loss)
         ranks.sum_gradients(self.model.parameters())
         trained = [p for p in self.model.parameters() if p.grad is not None]
-        norm = get_total_norm([p.grad for p in trained if p.grad is not None])
-        return outputs, torch.stack([*losses, norm]), trained
+        # In float64: at ties of friction a derivative may be finite, and its square beyond float32.
+        norms = torch._foreach_norm([p.grad for p in trained if p.grad is not None], 2, dtype=torch.float64)
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        return outputs, torch.stack([*losses, norm.float()]), trained
 
     def _backward(self, batch: GraphBatch, factor: float) -> tuple[Tensor, Tensor]:
         """Add a batch's gradient; the outputs, and the loss of the global batch."""
