@@ -70,7 +70,7 @@ def test_a_mistyped_key_in_a_file_names_the_file(tmp_path):
         ("optim.lr", 0, "optim.lr is 0.0; it must be positive"),
         ("optim.warmup_epochs", -1, "must not be negative"),
         ("trainer.devices", 0, "trainer.devices is 0"),
-        ("trainer.precision", 16, "is 16, not one of 32, bf16-mixed"),
+        ("trainer.precision", 16, "is 16, not one of 32, tf32, bf16-mixed"),
         ("model.layers", 0, "layers is 0"),
     ],
 )

@@ -9,7 +9,7 @@ from sfiformer import SFiFormer
 from sfiformer.training import prepare
 from sfiformer.training.launch import make_optimizer
 from sfiformer.training.losses import CrossEntropy
-from sfiformer.training.replay import WARM_UPS, Replay
+from sfiformer.training.replay import WARM_UPS, Replay, replayable
 from sfiformer.training.step import Step
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -43,6 +43,11 @@ def batches(store):
     rng = np.random.default_rng(0)
     same = rng.permutation(len(store))[:4]
     return [same] * (WARM_UPS + 1) + [rng.permutation(same) for _ in range(STEPS)]
+
+
+def test_a_cpu_replays_nothing(experiment):
+    prepared = prepare(experiment({}))
+    assert not replayable(prepared.config, prepared.task, prepared.stores)
 
 
 @on_gpu

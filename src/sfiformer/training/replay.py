@@ -4,21 +4,43 @@ On graphs of this size an ordinary step waits for Python and the driver most of 
 microseconds each. A CUDA graph launches all of them at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sfiformer import ranks
+from sfiformer.attention import kernels
+from sfiformer.config import ExperimentConfig
 from sfiformer.data.batch import GraphBatch
 from sfiformer.data.gather import gather
 from sfiformer.data.shapes import BatchShape, Ladder
 from sfiformer.data.store import GraphStore
+from sfiformer.data.task import Task
 
 Work = Callable[[Sequence[GraphBatch]], tuple[Tensor, ...]]
 WARM_UPS = (
     2  # plain runs of a shape before it is captured: libraries and kernels prepare themselves in the first
 )
+
+
+def replayable(config: ExperimentConfig, task: Task, stores: Mapping[str, GraphStore]) -> bool:
+    """Whether all the work of a run can be captured: on one GPU that holds the data, by operators that never wait.
+
+    Plain attention waits, and so do the layers of PyG. Links are left out: their negatives are drawn on the host.
+    """
+    model, largest = config.model, max(int(store.node_ptr.diff().max()) for store in stores.values())
+    fused = kernels.HAS_TRITON and config.trainer.precision != "32" and model.solver == "exact"
+    fused = fused and largest <= kernels.MAX_NODES and model.dim <= kernels.MAX_WIDTH
+    return (
+        config.trainer.capture
+        and ranks.count() == 1
+        and all(store.device.type == "cuda" for store in stores.values())
+        and task.kind != "ranking"
+        and model.local in ("gatedgcn", "none")
+        and (fused or model.attention in ("adjacency", "none"))
+    )
 
 
 class Replay:

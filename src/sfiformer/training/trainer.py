@@ -25,7 +25,7 @@ from sfiformer.training.losses import Loss
 from sfiformer.training.metrics_log import MetricsLog, Record
 from sfiformer.training.preparation import Prepared
 from sfiformer.training.progress import TrainingProgress
-from sfiformer.training.replay import Replay
+from sfiformer.training.replay import Replay, replayable
 from sfiformer.training.sampling import (
     Stream,
     derived_seed,
@@ -184,14 +184,8 @@ class Trainer:
         return self._non_finite(self.step.explain(self._batches(parts, *place)), graphs, step)
 
     def _replays(self) -> dict[str, Replay]:
-        """Captured evaluation of each split, and captured steps ("step"): on one GPU that holds the data.
-
-        Links are left out, whose negatives give batches a shape that is not known beforehand, and the paper's
-        iteration, which goes graph by graph.
-        """
-        settings, size = self.config.trainer, self.config.data.batch_size
-        wanted = settings.capture and ranks.count() == 1 and self.task.kind != "ranking"
-        if not wanted or self.config.model.solver != "exact" or self.stores["train"].device.type != "cuda":
+        """Captured evaluation of each split, and captured steps ("step"), where the run allows it."""
+        if not replayable(self.config, self.task, self.stores):
             return {}
 
         def answers(batches: Sequence[GraphBatch]) -> tuple[Tensor, ...]:
@@ -199,6 +193,7 @@ class Trainer:
                 return self.model(batches[0]).float(), target_of(batches[0], self.task)
 
         replays = {split: Replay(store, self.measured_batch, answers) for split, store in self.stores.items()}
+        size = self.config.data.batch_size
         return {**replays, "step": Replay(self.stores["train"], size, lambda batches: (self.step(batches),))}
 
     def _batches(self, parts: list[np.ndarray], *place: int) -> list[GraphBatch]:
