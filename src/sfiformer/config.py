@@ -98,8 +98,8 @@ class TrainerConfig:
     """Also write a checkpoint every so many steps of an epoch; null: at the end of each epoch only."""
     measure_zeros: bool = True
     """Measure the share of zero flows in sfi attention, on a few graphs, after each epoch."""
-    precision: Literal["32", "tf32", "bf16-mixed"] = "tf32"
-    """Arithmetic; tf32: float32, with products in TF32 on a GPU that has them. 32 is slow on a GPU: see the docs."""
+    precision: Literal["32", "tf32", "bf16-mixed"] = "32"
+    """Arithmetic of the forward and backward pass; tf32: float32 with products in TF32, on a GPU that has them."""
     capture: bool = True
     """Replay the training steps as CUDA graphs, on one GPU that holds the data."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"

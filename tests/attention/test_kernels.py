@@ -44,9 +44,38 @@ def attend(op, tensors, ptr, lam, alpha, potential, max_nodes, dropout_p=0.0, se
     return op(*tensors, ptr, lam, seed, alpha, potential, width**-0.5, dropout_p, *tail)[0]
 
 
-def both(sizes, alpha, potential, **kwargs):
-    """Errors of kernel and plain twin for the output and each gradient, relative to float64."""
+def margins(tensors, ptr, alpha):
+    """How far the threshold μ of each row is from the nearest friction λ f, relative to μ: [nodes, heads], λ = 1/n.
+
+    At a margin within rounding a key is active or not by the last bit of its score, and the gradient has a jump there.
+    """
+    q, k, _, q_friction, k_friction = (x.detach().double() for x in tensors)
+    parts = []
+    for start, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
+        here = slice(start, end)
+        s, u = (
+            torch.einsum("ihd,jhd->ihj", a[here], b[here]) / a.shape[-1] ** 0.5
+            for a, b in ((q, k), (q_friction, k_friction))
+        )
+        r, cost = (-s).softmax(-1), u.softmax(-1) / max(end - start, 1)
+        low = torch.zeros_like(s[..., :1])
+        high = low + 2
+        for _ in range(100):
+            mu = (low + high) / 2
+            short = ((mu - cost).relu() / r).sum(-1, keepdim=True) + mu / alpha < 1
+            low, high = torch.where(short, mu, low), torch.where(short, high, mu)
+        parts.append(((mu - cost).abs() / mu).amin(-1))
+    return torch.cat(parts)
+
+
+def both(sizes, alpha, potential, margin=0.0, **kwargs):
+    """Errors of kernel and plain twin for the output and each gradient, relative to float64.
+
+    Rows within ``margin`` of a jump of the gradient have none.
+    """
     tensors, ptr, grad = make(sizes, **kwargs)
+    if margin:
+        grad = grad * (margins(tensors, ptr, alpha) > margin).unsqueeze(-1)
     counts = torch.tensor(sizes, device=DEVICE).clamp(min=1)
     lam = (torch.ones(len(sizes), device=DEVICE) / (1 if potential else counts)).requires_grad_()
 
@@ -163,7 +192,7 @@ def test_dropout_keeps_the_mean_and_repeats_in_the_backward():
 def test_large_graphs(sizes, dtype):
     floor = 3e-6 if dtype == torch.float32 else 1e-3
     assert_close_to_twin(
-        *both(sizes, 0.1, False, heads=4, width=68, value_width=68, dtype=dtype), floor=floor
+        *both(sizes, 0.1, False, margin=2e-5, heads=4, width=68, value_width=68, dtype=dtype), floor=floor
     )
 
 

@@ -31,7 +31,7 @@ def replayable(config: ExperimentConfig, task: Task, stores: Mapping[str, GraphS
     Plain attention waits, and so do the layers of PyG. Links are left out: their negatives are drawn on the host.
     """
     model, largest = config.model, max(int(store.node_ptr.diff().max()) for store in stores.values())
-    fused = kernels.HAS_TRITON and config.trainer.precision != "32" and model.solver == "exact"
+    fused = kernels.HAS_TRITON and model.solver == "exact"
     fused = fused and largest <= kernels.MAX_NODES and model.dim <= kernels.MAX_WIDTH
     return (
         config.trainer.capture
