@@ -128,6 +128,20 @@ def test_a_key_of_no_weight_and_all_the_friction_leaves():
     torch.testing.assert_close(out, torch.full_like(out, 2.0), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("alpha", [0.1, math.inf])
+def test_gradients_where_the_first_solution_is_wrong_and_the_right_one_gentle(alpha):
+    # κ f p of the last key is e⁷¹, beyond plain exponentials; that of the first, which carries all the flow, is e⁻⁹.
+    ones, k, k_friction = torch.ones(3, 1, 1), torch.tensor([70.0, 0, 0]), torch.tensor([0, 14.3, 80.0])
+    parts = (ones, k.view(3, 1, 1), torch.tensor([[[1.0]], [[2.0]], [[4.0]]]), ones, k_friction.view(3, 1, 1))
+    tensors = [x.to(DEVICE).requires_grad_() for x in parts]
+    lam = torch.ones(1, device=DEVICE, requires_grad=True)
+    out = attend(launch.fused_attention, tensors, torch.tensor([0, 3], device=DEVICE), lam, alpha, False, 3)
+    torch.testing.assert_close(out, torch.ones_like(out))
+    of_q, of_k, of_v, *rest = torch.autograd.grad(out.sum(), [*tensors, lam])
+    assert of_v.flatten().tolist() == [3, 0, 0]
+    assert not any(g.any() for g in (of_q, of_k, *rest))
+
+
 def test_no_flow_pays_gives_zeros():
     tensors, ptr, grad = make([3, 1])
     lam = torch.tensor([50.0, 50.0], device=DEVICE, requires_grad=True)

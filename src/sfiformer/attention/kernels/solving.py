@@ -143,8 +143,8 @@ def solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max):
             supply = s_ref[:, None] - s
             high, low = tl.maximum(taken, supply), tl.minimum(taken, supply)
             bound = tl.min(tl.where(valid, high + tl.log(1 + tl.exp(low - high)), float("inf")), 1)
-            limit = bound - scale0 + u_max
-            start = last_active(u, valid & (u < (limit + rounding(limit, u_max))[:, None]), u_min)
+            bound = bound - scale0 + u_max
+            start = last_active(u, valid & (u < (bound + rounding(bound, u_max))[:, None]), u_min)
             pivot = tl.where(wrong, start, pivot)
             shrinking = 1
             while shrinking > 0:
@@ -153,10 +153,13 @@ def solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max):
                 )
                 shrink = (level <= 0) & (pivot > u_min)
                 rise = log1p(tl.maximum(level * tl.exp(-scale), -0.999999))
-                limit = tl.minimum(pivot + rise + rounding(pivot, u_max), pivot)
-                lower = last_active(u, valid & (u < limit[:, None]), u_min)
+                bound = tl.minimum(pivot + rise + rounding(pivot, u_max), pivot)
+                lower = last_active(u, valid & (u < bound[:, None]), u_min)
                 pivot = tl.where(shrink, lower, pivot)
                 shrinking = tl.max(shrink.to(tl.int32), 0)
+            # The backward may yet find these rows gentle, and then asks for the limit.
+            following = tl.min(tl.where(valid & (above_pivot(u, pivot) > 0), u, float("inf")), 1)
+            limit = 0.5 * pivot + 0.5 * following
         level = tl.where(level > 0, level, float("-inf"))
         z, _, _ = flows(s, u, valid, pivot, level, scale, m)
     level = tl.where(level > 0, level, float("-inf"))
