@@ -125,8 +125,13 @@ def test_other_message_passing(local):
     check(TASKS["multilabel"], local=local)
 
 
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_gated_gcn_and_batch_norm(task):
+    check(task, local="gatedgcn", norm="batch", activation="gelu", pooling="add")
+
+
 def test_gated_gcn_with_the_statistics_of_training():
-    check(TASKS["links"], local="gatedgcn", train=False)
+    check(TASKS["links"], local="gatedgcn", norm="batch", train=False)
 
 
 @pytest.mark.parametrize(
