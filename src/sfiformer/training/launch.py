@@ -135,15 +135,20 @@ def make_optimizer(
     """AdamW for the model where it lies; `values` of a checkpoint take it up where that was written."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device = trained[0].device
-    settings: dict[str, Any] = {"lr": config.optim.lr, "weight_decay": config.optim.weight_decay}
-    if device.type == "cuda":  # one kernel that a CUDA graph can hold, with the learning rate on the device
-        settings |= {"lr": torch.tensor(config.optim.lr, device=device), "fused": True, "capturable": True}
+    # On a GPU one kernel that a CUDA graph can hold, with the learning rate on the device.
+    fused, lr = device.type == "cuda", config.optim.lr
+    settings: dict[str, Any] = {
+        "lr": torch.tensor(lr, device=device) if fused else lr,
+        "weight_decay": config.optim.weight_decay,
+        "fused": fused,
+        "capturable": fused,
+    }
     optimizer = torch.optim.AdamW(trained, **settings)
     if values is not None:
         optimizer.load_state_dict(values["optimizer"])
-        for group in optimizer.param_groups:  # a resumed run may have others
+        for group in optimizer.param_groups:  # a resumed run may have others, or be on another device
             group.update(settings)
-        for state in optimizer.state.values():  # or another device
+        for state in optimizer.state.values():
             state["step"] = state["step"].to(device)
     return optimizer
 
