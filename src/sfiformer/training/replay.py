@@ -59,9 +59,7 @@ class Replay:
 
     def __call__(self, parts: Sequence[np.ndarray]) -> tuple[Tensor, ...]:
         """What the work gives for the graphs with these numbers, a batch for each part."""
-        shapes = tuple(self.ladder.shape(part) for part in parts)
-        ids = np.concatenate([shape.slots(part) for shape, part in zip(shapes, parts, strict=True)])
-        sent = torch.from_numpy(ids).pin_memory().to(self.store.device, non_blocking=True)
+        shapes, sent = self._sent(parts)
         if not all(shape.filler for shape in shapes):  # of a shape that hardly comes twice
             return self._plainly(shapes, sent)
         if shapes not in self._captured:
@@ -72,9 +70,22 @@ class Replay:
             self._captured[shapes] = _Captured(lambda static: self._plainly(shapes, static), sent, before)
         return self._captured[shapes](sent)
 
-    def _plainly(self, shapes: Sequence[BatchShape], ids: Tensor) -> tuple[Tensor, ...]:
+    def batches(self, parts: Sequence[np.ndarray]) -> list[GraphBatch]:
+        """The batches that the work is given for these graphs."""
+        return self._gathered(*self._sent(parts))
+
+    def _sent(self, parts: Sequence[np.ndarray]) -> tuple[tuple[BatchShape, ...], Tensor]:
+        """The shapes that the parts are padded to, and the numbers of all their graphs on the device."""
+        shapes = tuple(self.ladder.shape(part) for part in parts)
+        ids = np.concatenate([shape.slots(part) for shape, part in zip(shapes, parts, strict=True)])
+        return shapes, torch.from_numpy(ids).pin_memory().to(self.store.device, non_blocking=True)
+
+    def _gathered(self, shapes: Sequence[BatchShape], ids: Tensor) -> list[GraphBatch]:
         slots = ids.split([shape.graphs for shape in shapes])
-        return self.work([gather(self.store, mine, shape) for mine, shape in zip(slots, shapes, strict=True)])
+        return [gather(self.store, mine, shape) for mine, shape in zip(slots, shapes, strict=True)]
+
+    def _plainly(self, shapes: Sequence[BatchShape], ids: Tensor) -> tuple[Tensor, ...]:
+        return self.work(self._gathered(shapes, ids))
 
 
 class _Captured:

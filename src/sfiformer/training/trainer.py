@@ -42,7 +42,6 @@ from sfiformer.training.zeros import zero_share
 
 SUBSET = 1000  # training graphs that are measured where no validation split sets the number
 LISTED = 64  # graphs named in an error
-READ_EVERY = 0.5  # seconds between looks at the losses on a GPU, which wait for it
 ZERO_GRAPHS = 4  # on which the share of zero flows is measured
 
 
@@ -79,6 +78,7 @@ class Trainer:
         # Without gradients there is room for larger batches.
         self.measured_batch = self.config.data.batch_size * (4 if self.device.type == "cuda" else 1)
         self.replays = self._replays()
+        self.read_every = read_every(self.device)
         self.unread: list[
             tuple[np.ndarray, Tensor]
         ] = []  # of steps done: their graphs, and what the step gave
@@ -94,10 +94,13 @@ class Trainer:
             Interrupted: on SIGTERM or SIGINT, after a checkpoint.
             TrainingError: where the loss is not finite or the disk cannot be written to.
         """
-        with self.interruption:
-            self._checkpoint()  # whether one can be written is found out before the first epoch
-            while self.state.epoch < self.config.trainer.epochs and not self._stalled():
-                self._epoch()
+        try:
+            with self.interruption:
+                self._checkpoint()  # whether one can be written is found out before the first epoch
+                while self.state.epoch < self.config.trainer.epochs and not self._stalled():
+                    self._epoch()
+        finally:
+            self.replays.clear()  # they and this trainer know each other: their memory would long outlive the run
 
     def _stalled(self) -> bool:
         patience, history = self.config.trainer.patience, self.state.history
@@ -124,8 +127,7 @@ class Trainer:
             self._step(steps[state.step])
             every = settings.checkpoint_steps
             due = bool(every) and state.step % (every or 1) == 0 and state.step < len(steps)
-            patience = READ_EVERY if self.device.type == "cuda" else 0.0
-            if due or state.step == len(steps) or time.perf_counter() - self.read_at >= patience:
+            if due or state.step == len(steps) or time.perf_counter() - self.read_at >= self.read_every:
                 self._read_losses()
                 state.seconds = time.perf_counter() - began
                 self.progress.step(state.epoch, state.step, state.loss_sum / state.graphs, state.speed)
@@ -162,8 +164,10 @@ class Trainer:
 
     def _read_losses(self) -> None:
         """Add up what the steps since the last time gave: the one wait for the device."""
+        if not self.unread:
+            return
         state, size = self.state, self.config.data.batch_size
-        read = iter(torch.cat([values for _, values in self.unread]).tolist()) if self.unread else iter(())
+        read = iter(torch.cat([values for _, values in self.unread]).tolist())
         for back, (graphs, values) in enumerate(self.unread):
             *losses, norm = (next(read) for _ in range(len(values)))
             if not all(map(math.isfinite, (*losses, norm))):
@@ -181,7 +185,9 @@ class Trainer:
         place = (self.state.epoch, step)
         torch.manual_seed(derived_seed(self.config.seed, Stream.STEP, *place, ranks.rank()))
         parts = list(in_batches(graphs, self.config.data.batch_size))
-        return self._non_finite(self.step.explain(self._batches(parts, *place)), graphs, step)
+        replay = self.replays.get("step")
+        batches = replay.batches(parts) if replay else self._batches(parts, *place)
+        return self._non_finite(self.step.explain(batches), graphs, step)
 
     def _replays(self) -> dict[str, Replay]:
         """Captured evaluation of each split, and captured steps ("step"), where the run allows it."""
@@ -269,6 +275,14 @@ class Trainer:
             f"graphs are {', '.join(names)}; the checkpoint {kept} is kept: continue from it with --resume and, "
             "for instance, a lower optim.lr or optim.clip_norm"
         )
+
+
+def read_every(device: torch.device) -> float:
+    """Seconds between looks at the losses. On a GPU a look waits for it.
+
+    Several ranks look after every step, and so at the same one: it takes all of them to explain what is not finite.
+    """
+    return 0.5 if device.type == "cuda" and ranks.count() == 1 else 0.0
 
 
 def on_device(stores: dict[str, GraphStore], device: torch.device) -> dict[str, GraphStore]:
