@@ -1,5 +1,7 @@
 import json
+import math
 import resource
+import signal
 import stat
 
 import pytest
@@ -7,8 +9,11 @@ import torch
 import yaml
 
 from sfiformer import SFiFormer
+from sfiformer.config import ExperimentConfig
 from sfiformer.errors import TrainingError, UserError
 from sfiformer.training import RunFolder, evaluate, train
+from sfiformer.training.interruption import Interrupted, Interruption
+from sfiformer.training.launch import make_optimizer
 
 
 @pytest.fixture
@@ -57,6 +62,40 @@ def test_accumulated_batches_are_one_step(tmp_path, quiet):
     quiet(tmp_path / "two", {**without_noise, "trainer.accumulate": 2})
     states = torch.load(tmp_path / "two" / "last" / "state.pt", weights_only=True)["optimizer"]["state"]
     assert states[0]["step"] == 3 * 2  # 17 graphs: 12 and 5
+
+
+def test_losses_that_are_read_late_are_the_same(tmp_path, quiet, outcome, monkeypatch):
+    quiet(tmp_path / "whole")
+    monkeypatch.setattr("sfiformer.training.trainer.read_every", lambda device: math.inf)
+    asked = 0
+
+    def agreed(interruption):
+        nonlocal asked
+        asked += 1
+        return signal.SIGTERM if asked in (3, 7) else 0  # with two steps unread, and while it is measured
+
+    monkeypatch.setattr(Interruption, "agreed", agreed)
+    run = tmp_path / "run"
+    for expected in ("epoch-0000-step-000002", "epoch-0000-step-000003"):
+        with pytest.raises(Interrupted):
+            quiet(run, resume=True)
+        assert (run / "last").resolve().name == expected
+    quiet(run, resume=True)
+    assert outcome(run) == outcome(tmp_path / "whole")
+
+
+def test_an_optimizer_of_another_device_is_taken_up():
+    model = torch.nn.Linear(3, 2)
+    other = torch.optim.AdamW(model.parameters(), lr=torch.tensor(7.0), fused=True, capturable=True)
+    model(torch.ones(1, 3)).sum().backward()
+    other.step()
+    config = ExperimentConfig()
+    optimizer = make_optimizer(model, config, {"optimizer": other.state_dict()})
+    fresh = make_optimizer(model, config)
+    for group, expected in zip(optimizer.param_groups, fresh.param_groups, strict=True):
+        assert {**group, "params": 0} == {**expected, "params": 0}
+    optimizer.step()
+    assert optimizer.state[model.weight]["step"] == 2
 
 
 def test_early_stopping(tmp_path, quiet):

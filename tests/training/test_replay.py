@@ -1,12 +1,14 @@
 """Captured steps do what plain ones do; the capture itself needs a GPU."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from lightning.fabric import Fabric
 
 from sfiformer import SFiFormer
-from sfiformer.training import prepare
+from sfiformer.training import prepare, train
 from sfiformer.training.launch import make_optimizer
 from sfiformer.training.losses import CrossEntropy
 from sfiformer.training.replay import WARM_UPS, Replay, replayable
@@ -48,6 +50,23 @@ def batches(store):
 def test_a_cpu_replays_nothing(experiment):
     prepared = prepare(experiment({}))
     assert not replayable(prepared.config, prepared.task, prepared.stores)
+
+
+def test_a_run_on_padded_batches_is_the_plain_one(tmp_path, experiment, monkeypatch):
+    settings = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "trainer.accumulate": 2}
+    for folder in ("plain", "padded"):
+        train(experiment(settings), tmp_path / folder, progress=False)
+        # All that a GPU does but the capture.
+        monkeypatch.setattr("sfiformer.training.trainer.replayable", lambda *_: True)
+        monkeypatch.setattr("sfiformer.training.replay.WARM_UPS", 10**9)
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    plain, padded = (
+        [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in ("plain", "padded")
+    )
+    for left, right in zip(plain, padded, strict=True):
+        for key in ("loss", "train", "val", "test"):
+            assert right[key] == pytest.approx(left[key], rel=1e-3), key
 
 
 @on_gpu
