@@ -34,7 +34,7 @@ from sfiformer.training.preparation import objective
 from sfiformer.training.replay import WARM_UPS, Replay
 from sfiformer.training.sampling import Stream, derived_seed, epoch_order, in_batches
 from sfiformer.training.step import Step
-from sfiformer.training.trainer import READ_EVERY, on_device
+from sfiformer.training.trainer import on_device, read_every
 from training_graphs import Problem
 
 ORDERS = 3  # different orders of the graphs; epochs take turns with them
@@ -79,7 +79,7 @@ class Ours(Loop):
         )
         self.captured = capture and device.type == "cuda"
         self.replay = Replay(self.store, self.batch_size, lambda batches: (self.step(batches),))
-        self.patience = READ_EVERY if device.type == "cuda" else 0.0
+        self.patience = read_every(device)
 
     def epoch(self, number: int, steps: int | None = None) -> None:
         number %= ORDERS
