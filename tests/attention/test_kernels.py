@@ -13,10 +13,12 @@ GPU = torch.cuda.is_available()
 if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 
-pytest.importorskip("triton", reason="the kernels need Triton")
+triton = pytest.importorskip("triton", reason="the kernels need Triton")
+tl = pytest.importorskip("triton.language")
 
 from sfiformer.attention import dfi_attention, sfi_attention  # noqa: E402
 from sfiformer.attention.kernels import launch  # noqa: E402
+from sfiformer.attention.kernels.tiles import kept  # noqa: E402
 from sfiformer.attention.packed import packed_attention  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
@@ -182,6 +184,35 @@ def test_without_friction_it_is_softmax_attention(dropout_p):
     expected = torch.cat([torch.einsum("hij,jhd->ihd", w, x) for w, x in parts])
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(got, torch.autograd.grad(expected, (q, k, v), grad), rtol=1e-4, atol=1e-5)
+
+
+@triton.jit
+def mask_kernel(out, seed, dropout_p, SIZE: tl.constexpr):
+    rows, columns = tl.arange(0, SIZE), tl.arange(0, SIZE)
+    tl.store(
+        out + rows[:, None] * SIZE + columns[None, :], kept(tl.load(seed), 4 * rows + 3, columns, dropout_p)
+    )
+
+
+@pytest.mark.parametrize("dropout_p", [0.1, 0.5])
+def test_dropped_flows_are_independent(dropout_p):
+    size = 256
+    masks = []
+    for seed in (0, 1, 2**62 - 1):
+        mask = torch.full((size, size), torch.nan, device=DEVICE)
+        mask_kernel[(1,)](mask, torch.tensor(seed, device=DEVICE), dropout_p, size)
+        assert mask.unique().tolist() == [0.0, pytest.approx(1 / (1 - dropout_p))]
+        masks.append((mask > 0).double() - (1 - dropout_p))
+    one, noise = (
+        masks[0],
+        5 * dropout_p * (1 - dropout_p) / size,
+    )  # five standard deviations of a mean product
+    pairs = [(one, other) for other in masks[1:]]
+    pairs += [(one[1:], one[:-1]), (one[:, 1:], one[:, :-1]), (one[1:, 1:], one[:-1, :-1]), (one, one.T)]
+    assert all(abs(float((a * b).mean())) < noise for a, b in pairs)
+    assert abs(float(one.mean())) < 5 * (dropout_p * (1 - dropout_p)) ** 0.5 / size
+    assert float(one.mean(1).std()) < 1.2 * (dropout_p * (1 - dropout_p) / size) ** 0.5
+    assert float(one.mean(0).std()) < 1.2 * (dropout_p * (1 - dropout_p) / size) ** 0.5
 
 
 def test_dropout_keeps_the_mean_and_repeats_in_the_backward():

@@ -5,8 +5,9 @@ import torch
 
 from sfiformer import SFiAttention
 from sfiformer.attention import widths
-from sfiformer.attention.widths import Linear, by_parts, widened
+from sfiformer.attention.widths import by_parts, widened
 from sfiformer.nn.gated_gcn import GatedGCN
+from sfiformer.nn.gps_layer import FeedForward
 
 
 @pytest.fixture
@@ -42,19 +43,21 @@ def test_widened():
     assert widened(x, 3, 5) is x
 
 
-@pytest.mark.parametrize("width", [8, 11])
-def test_linear(width, request):
-    layer, x = Linear(5, width).double(), torch.randn(4, 5, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+@pytest.mark.parametrize("activation", [torch.nn.ReLU(), torch.nn.GELU()])
+def test_feed_forward(activation, request):
+    layers = (torch.nn.Linear(5, 11), activation, torch.nn.Dropout(0.0), torch.nn.Linear(11, 5))
+    layer, x = FeedForward(*layers).double(), torch.randn(4, 5, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), torch.nn.Sequential(*layers)(x))
     compare(layer, lambda: layer(x), request)
 
 
 def test_parts_have_zeros_behind_them(gpu_like):
     layer, x = torch.nn.Linear(5, 2 * 11), torch.randn(4, 5)
-    parts = by_parts(layer, x, 2)
-    assert parts.shape == (4, 2, 16)
+    parts = by_parts(x, [layer, layer], 2)
+    assert parts.shape == (4, 2, 2, 16)
     assert not parts[..., 11:].any()
-    torch.testing.assert_close(parts[..., :11].flatten(1), layer(x))
+    for part in parts.unbind(1):
+        torch.testing.assert_close(part[..., :11].flatten(1), layer(x))
 
 
 @pytest.mark.parametrize("settings", [{}, {"mode": "dfi"}, {"adjacency": False, "friction": "tied"}])

@@ -157,18 +157,20 @@ class SFiAttention(nn.Module):
             max_nodes: size of the largest graph, if known.
             adjacency: Ã, if already made from ``edge_index``: a stack of layers needs it only once.
         """
-        values = by_parts(self.value, x, self.heads)  # [nodes, heads, width]
         width = wide(self.dim, x)
         weight = self.out.weight.view(self.dim, self.heads, self.head_width)
-        weight = widened(weight, width, self.heads, values.shape[-1]).flatten(1)
+        weight = widened(weight, width, self.heads, wide(self.head_width, x)).flatten(1)
         bias = widened(self.out.bias, width)
         if not self.attention:
-            out = self._along_edges(F.linear(values.flatten(1), weight), edge_index, adjacency) + bias
+            values = by_parts(x, [self.value], self.heads).flatten(1)
+            out = self._along_edges(F.linear(values, weight), edge_index, adjacency) + bias
         else:
-            flowed = self._flow(x, values, ptr, max_nodes).flatten(1)
+            scores, values = self._scores_and_values(x)
+            flowed = self._flow(x, scores, values, ptr, max_nodes).flatten(1)
             if self.adjacency:
                 near = self._along_edges(F.linear(values.flatten(1), weight), edge_index, adjacency)
-                out = (near + self.gamma * F.linear(flowed, weight)) / (1 + self.gamma) + bias
+                far = F.linear(flowed, weight)
+                out = torch.lerp(near, far, (self.gamma / (1 + self.gamma)).to(near.dtype)) + bias
             else:
                 out = F.linear(flowed, weight, bias)
         out = out[:, : self.dim]
@@ -176,23 +178,21 @@ class SFiAttention(nn.Module):
 
     def flows(self, x: Tensor, ptr: Tensor) -> list[Tensor]:
         """The flows Z of every graph, a list of [heads, n, n]: row i says where node i draws its unit from."""
-        q, k, qf, kf = self.scores(x)
-        values = by_parts(self.value, x, self.heads)
+        (q, k, qf, kf), values = self._scores_and_values(x)
         out = sfi_attention(
             q, k, values, qf, kf, ptr, return_flows=True, scale=self.scale, **self.strengths(ptr, x)._asdict()
         )
         return out[1]  # type: ignore[return-value]
 
-    def _flow(self, x: Tensor, values: Tensor, ptr: Tensor, max_nodes: int | None) -> Tensor:
+    def _flow(self, x: Tensor, scores: Scores, values: Tensor, ptr: Tensor, max_nodes: int | None) -> Tensor:
+        q, k, q_friction, k_friction = scores
         options: dict[str, Any] = {
             "scale": self.scale,
             "dropout_p": self.dropout if self.training else 0.0,
             "max_nodes": max_nodes,
         }
         if self.mode == "dfi":
-            q, k = self._pair(self.query, self.key, x)
             return dfi_attention(q, k, values, ptr, **options)
-        q, k, q_friction, k_friction = self.scores(x)
         out = sfi_attention(
             q, k, values, q_friction, k_friction, ptr, **options, **self.strengths(ptr, x)._asdict()
         )
@@ -209,18 +209,26 @@ class SFiAttention(nn.Module):
 
         On a GPU heads are padded with zeros to a width that it likes.
         """
-        q, k = self._pair(self.query, self.key, x)
-        if self.mode == "dfi":
-            return Scores(q, k, torch.zeros_like(q), torch.zeros_like(k))
-        if self.friction == "tied":
-            return Scores(q, k, -q, k)
-        if self.friction == "learned":
-            return Scores(q, k, *self._pair(self.friction_query, self.friction_key, x))
-        q_friction, k_friction = (widened(part, q.shape[-1]) for part in self.friction(x))
-        return Scores(q, k, self._normalised(q_friction), self._normalised(k_friction))
+        return self._scores_and_values(x)[0]
 
-    def _pair(self, query: nn.Linear, key: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
-        return tuple(self._normalised(by_parts(layer, x, self.heads)) for layer in (query, key))  # type: ignore[return-value]
+    def _scores_and_values(self, x: Tensor) -> tuple[Scores, Tensor]:
+        """All projections of x, as one product."""
+        learned = self.mode == "sfi" and self.friction == "learned"
+        pairs = [self.query, self.key, *([self.friction_query, self.friction_key] if learned else [])]
+        packed = by_parts(x, [*pairs, self.value], self.heads)  # [nodes, 3 or 5, heads, width]
+        scores, values = packed.split([len(pairs), 1], dim=1)
+        parts, values = self._normalised(scores).unbind(1), values.squeeze(1)
+        if learned:
+            return Scores(*parts), values
+        q, k = parts
+        if self.mode == "dfi":
+            nothing = torch.zeros((), dtype=q.dtype, device=q.device).expand_as(q)
+            return Scores(q, k, nothing, nothing), values
+        if self.friction == "tied":
+            return Scores(q, k, -q, k), values
+        assert callable(self.friction)
+        q_friction, k_friction = (self._normalised(widened(part, q.shape[-1])) for part in self.friction(x))
+        return Scores(q, k, q_friction, k_friction), values
 
     def _normalised(self, x: Tensor) -> Tensor:
         """Divided by the root mean square over the head, if the layer does so; zero columns do not count."""

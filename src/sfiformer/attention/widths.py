@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,17 +24,15 @@ def widened(x: Tensor, *widths: int) -> Tensor:
     return F.pad(x, [amount for more in reversed(missing) for amount in (0, more)])
 
 
-def by_parts(layer: nn.Linear, x: Tensor, parts: int) -> Tensor:
-    """layer(x) in equal parts, [N, parts, width], with zero columns behind each where the device likes another width."""
-    out, inner = layer.weight.shape
-    width, padded = wide(out // parts, x), wide(inner, x)
-    weight = widened(layer.weight.view(parts, out // parts, inner), width, padded).flatten(0, 1)
-    bias = widened(layer.bias.view(parts, out // parts), width).flatten()
-    return F.linear(widened(x, padded), weight, bias).view(len(x), parts, width)
+def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
+    """What several layers make of x, in equal parts each, as one product: [N, layers, parts, width].
 
-
-class Linear(nn.Linear):
-    """A linear layer that computes at widths that the device likes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return by_parts(self, x, 1)[:, 0, : self.out_features]
+    Behind each part are zero columns where the device likes another width.
+    """
+    out, inner = layers[0].weight.shape
+    width, padded = wide(out // parts, x), wide(inner, x)  # x may be padded already
+    weight = torch.cat([layer.weight for layer in layers]) if len(layers) > 1 else layers[0].weight
+    bias = torch.cat([layer.bias for layer in layers]) if len(layers) > 1 else layers[0].bias
+    weight = widened(weight.view(-1, out // parts, inner), width, padded).flatten(0, 1)
+    bias = widened(bias.view(-1, out // parts), width).flatten()
+    return F.linear(widened(x, padded), weight, bias).view(len(x), len(layers), parts, width)

@@ -67,8 +67,8 @@ class GatedGCN(nn.Module):
         if order is None:
             order = EdgeOrder.of(edge_index, x.size(0))
         pe_gate = None if self.pe_gate is None else self.pe_gate(distance)  # [E, 1]
-        nodes = by_parts(self.node_projection, x, 4).flatten(1)
-        edges = by_parts(self.edge_projection, e, 1).flatten(1)
+        nodes = by_parts(x, [self.node_projection], 4).flatten(1)
+        edges = by_parts(e, [self.edge_projection]).flatten(1)
         x_hat, e_hat = (part[:, : self.dim] for part in gated_sum(nodes, edges, pe_gate, order))
         x = self._update(x, self.node_norm, x_hat, real_nodes)
         if self.update_edges:

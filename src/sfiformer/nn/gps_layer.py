@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from sfiformer.attention import SFiAttention
-from sfiformer.attention.widths import Linear
+from sfiformer.attention.widths import by_parts
 from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS
@@ -43,6 +43,17 @@ def make_attention(config: ModelConfig) -> SFiAttention:
     )
 
 
+class FeedForward(nn.Sequential):
+    """Linear, activation, dropout, Linear, at widths that the device likes: what is 0 stays 0 on the way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, activation, dropout, last = self
+        assert isinstance(first, nn.Linear)
+        assert isinstance(last, nn.Linear)
+        hidden = dropout(activation(by_parts(x, [first]).flatten(1)))
+        return by_parts(hidden, [last]).flatten(1)[:, : last.out_features]
+
+
 class GPSLayer(nn.Module):
     """Post-norm GPS layer (Rampášek et al., 2022).
 
@@ -62,11 +73,11 @@ class GPSLayer(nn.Module):
         self.local_norm = make_norm(config.norm, dim) if config.local != "none" else None
         self.attention = make_attention(config) if config.attention != "none" else None
         self.attention_norm = make_norm(config.norm, dim) if config.attention != "none" else None
-        self.feed_forward = nn.Sequential(
-            Linear(dim, 2 * dim),
+        self.feed_forward = FeedForward(
+            nn.Linear(dim, 2 * dim),
             ACTIVATIONS[config.activation](),
             nn.Dropout(config.dropout),
-            Linear(2 * dim, dim),
+            nn.Linear(2 * dim, dim),
         )
         self.norm = make_norm(config.norm, dim)
 

@@ -9,7 +9,7 @@ to the bit.
 import triton
 import triton.language as tl
 
-from sfiformer.attention.kernels.solving import LOG_GENTLE, flows, gentle_flows
+from sfiformer.attention.kernels.solving import LOG_GENTLE, exp, flows, gentle_flows
 from sfiformer.attention.kernels.tiles import combine, kept, locate, products
 
 
@@ -33,8 +33,8 @@ def gate_gradient(log_gated, ahead, offset, lift):
     saturates (exact ties have such derivatives).
     """
     gate = (
-        tl.exp(tl.minimum(log_gated, 80.0)) * ahead
-        - tl.exp(tl.minimum(log_gated - lift[:, None], 80.0)) * offset[:, None]
+        exp(tl.minimum(log_gated, 80.0)) * ahead
+        - exp(tl.minimum(log_gated - lift[:, None], 80.0)) * offset[:, None]
     )
     return tl.minimum(tl.maximum(gate, -1e28), 1e28)
 
@@ -42,14 +42,14 @@ def gate_gradient(log_gated, ahead, offset, lift):
 @triton.jit
 def gradient_of_s(s, valid, z, centred, pull, norm_s, POTENTIAL: tl.constexpr):
     """∂L/∂s of a tile whose rows are queries."""
-    spread = tl.exp(s - norm_s[:, None]) if POTENTIAL else tl.exp(norm_s[:, None] - s)
+    spread = exp(s - norm_s[:, None]) if POTENTIAL else exp(norm_s[:, None] - s)
     return tl.where(valid, centred * z - spread * pull[:, None], 0.0)
 
 
 @triton.jit
 def gradient_of_u(u, valid, gate, grad_log_kappa, norm_u):
     """∂L/∂u likewise."""
-    return tl.where(valid, -gate - tl.exp(u - norm_u[:, None]) * grad_log_kappa[:, None], 0.0)
+    return tl.where(valid, -gate - exp(u - norm_u[:, None]) * grad_log_kappa[:, None], 0.0)
 
 
 @triton.jit(do_not_specialize=["graphs", "stat_stride"])
@@ -89,7 +89,7 @@ def query_kernel(
             z, weight, gated = gentle_flows(s, u, valid, pivot, level, steep, m, limit)
             g_top, lift = m * 0, m * 0
             # Σ_A p is made anew: a key at the very edge of A may fall on the other side of it now.
-            leak = tl.exp(tl.load(place + 5 * stat_stride, mask=is_row, other=0.0))
+            leak = exp(tl.load(place + 5 * stat_stride, mask=is_row, other=0.0))
             offset = tl.sum(weight * g, 1) / (tl.sum(weight, 1) + leak)
             mean = offset
             centred = g - offset[:, None]
@@ -102,10 +102,10 @@ def query_kernel(
             g_top = tl.sum(tl.where(heaviest, g, 0.0), 1) / tl.sum(heaviest.to(tl.float32), 1)
             ahead = tl.where(valid, g - g_top[:, None], 0.0)
             lift = tl.maximum(steep, 0.0)
-            lifted = tl.exp(tl.minimum(log_weight + lift[:, None], 80.0))
-            offset = (tl.sum(lifted * ahead, 1) - tl.exp(tl.minimum(log_leak + lift, 80.0)) * g_top) / total
-            mean = tl.where(level > 0, g_top + offset * tl.exp(-lift), 0.0)
-            centred = ahead - (offset * tl.exp(-lift))[:, None]
+            lifted = exp(tl.minimum(log_weight + lift[:, None], 80.0))
+            offset = (tl.sum(lifted * ahead, 1) - exp(tl.minimum(log_leak + lift, 80.0)) * g_top) / total
+            mean = tl.where(level > 0, g_top + offset * exp(-lift), 0.0)
+            centred = ahead - (offset * exp(-lift))[:, None]
             gate = gate_gradient(log_gated, ahead, offset, lift)
         pull = tl.sum(centred * z, 1)
         grad_log_kappa = pull - mean * (1 - tl.sum(z, 1))
@@ -175,7 +175,7 @@ def key_kernel(
             keep = kept(tl.load(seed), first + queries * heads, keys, dropout_p)
             g = g * keep
         ahead = g - g_top[:, None]
-        centred = ahead - (offset * tl.exp(-lift))[:, None]
+        centred = ahead - (offset * exp(-lift))[:, None]
         if tl.max(steep, 0) < LOG_GENTLE:
             limit = tl.load(stats + first + queries * heads + 8 * stat_stride, mask=is_query, other=0.0)
             z, weight, gated = gentle_flows(s, u, valid, pivot, level, steep, m, limit)

@@ -18,10 +18,16 @@ LOG_GENTLE = tl.constexpr(3.5)  # likewise for log κ f_k
 
 
 @triton.jit
+def exp(x):
+    """e^x as the hardware has it, a power of two; `tl.exp` spends as much again on results that underflow."""
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
 def expm1(x):
     """exp(x) − 1 to a few ulp: a series near 0."""
     series = x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x * (1 / 720 + x / 5040))))))
-    return tl.where(tl.abs(x) < 0.25, series, tl.exp(x) - 1)
+    return tl.where(tl.abs(x) < 0.25, series, exp(x) - 1)
 
 
 @triton.jit
@@ -34,15 +40,15 @@ def row_sums(s, u, valid, lam, log_alpha, n, POTENTIAL: tl.constexpr, HARD: tl.c
     """Scalings of each row: scale0, s_ref, leak0, spill0, u_max, and the normalisers of r (or p) and f: f = exp(u − norm_u)."""
     inf = float("inf")
     u_max = tl.max(tl.where(valid, u, -inf), 1)
-    log_u = tl.log(tl.sum(tl.where(valid, tl.exp(u - u_max[:, None]), 0.0), 1))
+    log_u = tl.log(tl.sum(tl.where(valid, exp(u - u_max[:, None]), 0.0), 1))
     if POTENTIAL:
         s_ref = tl.max(tl.where(valid, s, -inf), 1)
-        log_s = tl.log(tl.sum(tl.where(valid, tl.exp(s - s_ref[:, None]), 0.0), 1))
+        log_s = tl.log(tl.sum(tl.where(valid, exp(s - s_ref[:, None]), 0.0), 1))
         scale0 = tl.log(lam * n) - log_u - log_s
         norm_s = s_ref + log_s
     else:
         s_ref = tl.min(tl.where(valid, s, inf), 1)
-        log_s = tl.log(tl.sum(tl.where(valid, tl.exp(s_ref[:, None] - s), 0.0), 1))
+        log_s = tl.log(tl.sum(tl.where(valid, exp(s_ref[:, None] - s), 0.0), 1))
         scale0 = tl.log(lam) - log_u + log_s
         norm_s = s_ref - log_s
     if HARD:
@@ -65,10 +71,10 @@ def last_active(u, below, u_min):
 def newton(s, u, valid, scale0, s_ref, leak0, u_max):
     """Newton's method from all keys down, on plain exponentials: m = max s, p/p_m, κ f p_m, κ f_max p_m, η p_m and W/p_m."""
     m = tl.max(tl.where(valid, s, float("-inf")), 1)
-    weight = tl.where(valid, tl.exp(s - m[:, None]), 0.0)
-    scale = tl.exp(tl.minimum(scale0 + (m - s_ref), 60.0))
-    friction = tl.where(valid, tl.exp(u - u_max[:, None]) * scale[:, None], 3e38)
-    leak = tl.exp(leak0 - (m - s_ref))
+    weight = tl.where(valid, exp(s - m[:, None]), 0.0)
+    scale = exp(tl.minimum(scale0 + (m - s_ref), 60.0))
+    friction = tl.where(valid, exp(u - u_max[:, None]) * scale[:, None], 3e38)
+    leak = exp(leak0 - (m - s_ref))
     product = weight * friction
     taken, total = tl.sum(product, 1), tl.sum(weight, 1) + leak
     eta = (1 + taken) / total
@@ -101,10 +107,10 @@ def measure(s, u, valid, u_pivot, scale0, s_ref, leak0, spill0, u_max):
     exponent = s - m[:, None]
     scale = scale0 + (m - s_ref) + (u_pivot - u_max)
     depth = -expm1(tl.minimum(above, 0.0))
-    lifted = tl.where(active & (depth > 0), tl.exp(exponent + scale[:, None] + tl.log(depth)), 0.0)
+    lifted = tl.where(active & (depth > 0), exp(exponent + scale[:, None] + tl.log(depth)), 0.0)
     log_leak = leak0 - (m - s_ref)
-    total = tl.sum(tl.where(active, tl.exp(exponent), 0.0), 1) + tl.exp(log_leak)
-    level = (1 - tl.exp(spill0 + (u_pivot - u_max)) - tl.sum(lifted, 1)) / total
+    total = tl.sum(tl.where(active, exp(exponent), 0.0), 1) + exp(log_leak)
+    level = (1 - exp(spill0 + (u_pivot - u_max)) - tl.sum(lifted, 1)) / total
     return level, scale, m, total, log_leak
 
 
@@ -126,7 +132,7 @@ def solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max):
     pivot = last_active(u, active, u_min)
     scale = scale0 + (m - s_ref) + (pivot - u_max)
     # A pivot at the very edge of the active set keeps a level, whatever the last bit of its friction.
-    level = tl.maximum(eta - tl.exp(tl.minimum(scale, 60.0)), 1e-7 * eta)
+    level = tl.maximum(eta - exp(tl.minimum(scale, 60.0)), 1e-7 * eta)
     level = tl.where(tl.max(active.to(tl.int32), 1) > 0, level, float("-inf"))
     following = tl.min(tl.where(valid & (friction >= eta[:, None]), u, float("inf")), 1)
     limit = 0.5 * pivot + 0.5 * following
@@ -134,7 +140,7 @@ def solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max):
     z = weight * tl.maximum(eta[:, None] - friction, 0.0)
     if (tl.max(eta, 0) > GENTLE) | (tl.max(steep, 0) > 1e20):
         level, scale, m, total, log_leak = measure(s, u, valid, pivot, scale0, s_ref, leak0, spill0, u_max)
-        rise = log1p(level * tl.exp(-scale))
+        rise = log1p(level * exp(-scale))
         grown = valid & (u > pivot[:, None]) & (u < (pivot + rise)[:, None])
         wrong = ((level <= 0) & (pivot > u_min)) | ((level > 0) & (tl.max(grown.to(tl.int32), 1) > 0))
         if tl.max(wrong.to(tl.int32), 0) > 0:
@@ -142,7 +148,7 @@ def solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max):
             taken = scale0[:, None] + (u - u_max[:, None])
             supply = s_ref[:, None] - s
             high, low = tl.maximum(taken, supply), tl.minimum(taken, supply)
-            bound = tl.min(tl.where(valid, high + tl.log(1 + tl.exp(low - high)), float("inf")), 1)
+            bound = tl.min(tl.where(valid, high + tl.log(1 + exp(low - high)), float("inf")), 1)
             bound = bound - scale0 + u_max
             start = last_active(u, valid & (u < (bound + rounding(bound, u_max))[:, None]), u_min)
             pivot = tl.where(wrong, start, pivot)
@@ -152,7 +158,7 @@ def solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max):
                     s, u, valid, pivot, scale0, s_ref, leak0, spill0, u_max
                 )
                 shrink = (level <= 0) & (pivot > u_min)
-                rise = log1p(tl.maximum(level * tl.exp(-scale), -0.999999))
+                rise = log1p(tl.maximum(level * exp(-scale), -0.999999))
                 bound = tl.minimum(pivot + rise + rounding(pivot, u_max), pivot)
                 lower = last_active(u, valid & (u < bound[:, None]), u_min)
                 pivot = tl.where(shrink, lower, pivot)
@@ -173,14 +179,14 @@ def flows(s, u, valid, pivot, level, scale, m):
     A key is active where t + κ (f_k − f_j) > 0, which holds for the pivot whatever the last bit of its recomputed score.
     """
     above = above_pivot(u, pivot)
-    steep = tl.exp(tl.minimum(scale, 80.0))[:, None]
+    steep = exp(tl.minimum(scale, 80.0))[:, None]
     up = expm1(above)
     active = valid & (level[:, None] > 0) & ((above <= 0) | (steep * up < level[:, None]))
     exponent = tl.where(active, s - m[:, None], float("-inf"))
-    weight = tl.exp(exponent)
+    weight = exp(exponent)
     depth = tl.abs(up)
     lifted = tl.where(
-        depth > 0, tl.exp(exponent + scale[:, None] + tl.log(tl.where(depth > 0, depth, 1.0))), 0.0
+        depth > 0, exp(exponent + scale[:, None] + tl.log(tl.where(depth > 0, depth, 1.0))), 0.0
     )
     z = tl.maximum(weight * level[:, None] + tl.where(above <= 0, lifted, -lifted), 0.0)
     return tl.where(active, z, 0.0), exponent, exponent + scale[:, None] + above
@@ -189,10 +195,10 @@ def flows(s, u, valid, pivot, level, scale, m):
 @triton.jit
 def gentle_flows(s, u, valid, pivot, level, scale, m, limit):
     """z, p/p_m on A and κ f p there, where κ f_k is moderate in every row of the tile: `flows` without logarithms."""
-    steep = tl.exp(scale)
-    taken = steep[:, None] * tl.exp(u - pivot[:, None])  # κ f_j / p_m
+    steep = exp(scale)
+    taken = steep[:, None] * exp(u - pivot[:, None])  # κ f_j / p_m
     eta = (tl.maximum(level, -1e30) + steep)[:, None]
     active = valid & (u < limit[:, None]) & (level > float("-inf"))[:, None]
-    weight = tl.where(active, tl.exp(s - m[:, None]), 0.0)
+    weight = tl.where(active, exp(s - m[:, None]), 0.0)
     gated = tl.where(active, weight * taken, 0.0)
     return tl.maximum(weight * eta - gated, 0.0), weight, gated

@@ -65,10 +65,22 @@ def combine(
 
 
 @triton.jit
+def mix(x):
+    """32 bits of which each depends on all of x: two rounds of multiply and shift."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
 def kept(seed, rows, columns, dropout_p):
-    """Dropout's factors for rows × columns: 0, or 1/(1 − p). Counter-based: the same wherever it is asked."""
-    zero = (rows[:, None] + columns[None, :]).to(tl.uint32) * 0
-    bits, _, _, _ = tl.philox(
-        seed, zero + rows[:, None].to(tl.uint32), zero + columns[None, :].to(tl.uint32), zero, zero
-    )
-    return tl.where(tl.random.uint_to_uniform_float(bits) >= dropout_p, 1 / (1 - dropout_p), 0.0)
+    """Dropout's factors for rows × columns: 0, or 1/(1 − p). Counter-based: the same wherever it is asked.
+
+    A hash of the hashes of row and column under the seed's two halves; a generator of the Philox kind would cost several
+    times as much as the flows themselves.
+    """
+    row = mix(rows.to(tl.uint32) ^ (seed & 0xFFFFFFFF).to(tl.uint32))
+    column = mix(columns.to(tl.uint32) ^ (seed >> 32).to(tl.uint32) ^ 0x9E3779B9)
+    bits = mix(row[:, None] ^ column[None, :])
+    limit = (tl.full((), 4294967296.0, tl.float32) * dropout_p).to(tl.uint32)
+    return tl.where(bits >= limit, 1 / (1 - dropout_p), 0.0)
