@@ -132,6 +132,12 @@ def test_mae_in_units():
     assert in_batches(scaled, outputs, target, size=1) == pytest.approx((5 + 0 + 200) / 3)
 
 
+def test_an_output_that_is_no_number_is_no_small_error():
+    metric = metrics.MAE()
+    metric.update(torch.tensor([[NAN, 1.0]]), torch.tensor([[1.0, NAN]]))
+    assert math.isnan(metric.compute())
+
+
 def test_reset_name_and_direction(classes):
     logits, target, *_ = classes
     for metric in (metrics.macro_f1(5), metrics.accuracy(5), metrics.mean_recall(5)):

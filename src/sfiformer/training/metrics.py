@@ -133,11 +133,12 @@ class MAE(Metric):
 
     def update(self, outputs: Tensor, target: Tensor) -> None:
         target = target.reshape(outputs.shape)
-        error = (outputs.detach().double() - target.double()).abs()
+        present = present_labels(target)
+        error = torch.where(present, (outputs.detach().double() - target.double()).abs(), 0)
         if self.scale is not None:
             error = error.reshape(-1, len(self.scale)) * error.new_tensor(self.scale)
-        self.total += error.nansum()
-        self.count += present_labels(target).sum()
+        self.total += error.sum()
+        self.count += present.sum()
 
     def compute(self) -> float:
         return float(self.total / self.count)
