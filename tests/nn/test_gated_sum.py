@@ -97,6 +97,15 @@ def test_edges_in_any_order(version):
 
 
 @pytest.mark.parametrize("version", ["plain", "kernel"])
+def test_tensors_that_are_not_contiguous(version):
+    module = plain if version == "plain" else kernel()
+    inputs, grads, edge_index = make(DEGREES["ragged"], 20, True)
+    order, exact = EdgeOrder.of(edge_index, 6), truth(inputs, grads, edge_index)
+    inputs, grads = ([torch.cat([x, x], dim=1)[:, : x.size(1)] for x in some] for some in (inputs, grads))
+    assert_close(by(module, inputs, grads, order), exact)
+
+
+@pytest.mark.parametrize("version", ["plain", "kernel"])
 def test_edges_that_nothing_reads(version):
     module = plain if version == "plain" else kernel()
     inputs, (of_x_hat, of_e_hat), edge_index = make(DEGREES["ragged"], 12, True)

@@ -106,8 +106,7 @@ def _gated_sum(
     if usable(nodes):
         from sfiformer.nn.kernels import gated
 
-        pe_gate = None if pe_gate is None else pe_gate.contiguous()
-        return gated.forward(nodes.contiguous(), edges.contiguous(), pe_gate, order)
+        return gated.forward(nodes, edges, pe_gate, order)
     return forward(nodes, edges, pe_gate, order)
 
 
@@ -130,8 +129,7 @@ def _gated_sum_backward(
     if usable(nodes):
         from sfiformer.nn.kernels import gated
 
-        of_e_hat = None if of_e_hat is None else of_e_hat.contiguous()
-        grads = gated.backward(of_x_hat.contiguous(), of_e_hat, nodes, pe_gate, e_hat, stats, order)
+        grads = gated.backward(of_x_hat, of_e_hat, nodes, pe_gate, e_hat, stats, order)
     else:
         grads = backward(of_x_hat, of_e_hat, nodes, pe_gate, e_hat, stats, order)
     of_nodes, of_edges, of_pe_gate = grads

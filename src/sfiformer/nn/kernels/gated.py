@@ -169,6 +169,7 @@ def forward(
     nodes: Tensor, edges: Tensor, pe_gate: Tensor | None, order: EdgeOrder
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `sfiformer.nn.gated_sum.forward`."""
+    nodes, edges, pe_gate = nodes.contiguous(), edges.contiguous(), _contiguous(pe_gate)
     count, width = nodes.size(0), edges.size(1)
     x_hat = nodes.new_empty((count, width), dtype=torch.float32)
     e_hat = torch.empty_like(edges)
@@ -192,6 +193,8 @@ def backward(
     order: EdgeOrder,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """As `sfiformer.nn.gated_sum.backward`."""
+    nodes, pe_gate = nodes.contiguous(), _contiguous(pe_gate)
+    of_x_hat, of_e_hat = of_x_hat.contiguous(), _contiguous(of_e_hat)
     count, width = nodes.size(0), e_hat.size(1)
     of_nodes, of_edges = torch.empty_like(nodes), torch.empty_like(e_hat)
     of_pe_gate = None if pe_gate is None else torch.empty_like(pe_gate)
@@ -202,6 +205,10 @@ def backward(
             width, columns, tile, num_warps=warps,
         )  # fmt: skip
     return of_nodes, of_edges, of_pe_gate
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
 def _tile(edges: int, nodes: int, width: int) -> tuple[int, int, int]:
