@@ -55,6 +55,19 @@ def test_what_no_rung_holds_keeps_its_own_shape():
     assert shape.filler == 0
 
 
+def test_the_batches_of_a_step_take_one_shape():
+    store = store_of(0, 1000)
+    ladder = Ladder(store, 32)
+    order = np.random.default_rng(1).permutation(1000)
+    parts = np.split(order, range(32, 1000, 32))[:-1]
+    steps = [ladder.shapes(parts[first : first + 3]) for first in range(0, 30, 3)]
+    assert len({ladder.shape(part) for part in parts}) > 1
+    assert all(len(set(shapes)) == 1 for shapes in steps)
+    assert all(shapes[0].holds(graph_sizes(store, part)) for shapes in steps[:1] for part in parts[:3])
+    few = parts[0], order[:1]  # too little for the other's shape
+    assert ladder.shapes(few) == tuple(map(ladder.shape, few))
+
+
 def test_links_and_graphs_without_edges():
     ladder = Ladder(GraphStore.from_pyg(random_graphs(0, 20, links=True)), 8)
     assert ladder.rungs[7].links > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -108,6 +109,14 @@ class Ladder:
         fits = (sizes.sum(0) <= self.limits).all(1)  # [rungs]
         rung = self.rungs[int(fits.argmax())]
         return rung if fits.any() and rung.holds(sizes) else exact_shape(sizes)
+
+    def shapes(self, batches: Sequence[np.ndarray]) -> tuple[BatchShape, ...]:
+        """The shapes of batches that make one step: one and the same, so that few combinations come up, if it holds all."""
+        shapes = tuple(map(self.shape, batches))
+        common = max(shapes, key=lambda shape: (shape.nodes, shape.edges, shape.links))
+        if common.filler and all(common.holds(self.sizes[graphs]) for graphs in batches):
+            return (common,) * len(batches)
+        return shapes
 
     def __repr__(self) -> str:
         return f"Ladder(batch_size={self.batch_size}, {len(self.rungs)} rungs up to {self.rungs[-1]})"

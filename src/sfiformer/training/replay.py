@@ -76,7 +76,7 @@ class Replay:
 
     def _sent(self, parts: Sequence[np.ndarray]) -> tuple[tuple[BatchShape, ...], Tensor]:
         """The shapes that the parts are padded to, and the numbers of all their graphs on the device."""
-        shapes = tuple(self.ladder.shape(part) for part in parts)
+        shapes = self.ladder.shapes(parts)
         ids = np.concatenate([shape.slots(part) for shape, part in zip(shapes, parts, strict=True)])
         return shapes, torch.from_numpy(ids).pin_memory().to(self.store.device, non_blocking=True)
 
