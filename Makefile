@@ -26,9 +26,10 @@ types: install
 unit: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
-# The kernels on the GPU of this machine, in whatever Python is given (a CUDA build of PyTorch, Triton and pytest).
+# All that differs on the GPU of this machine, in whatever Python is given (a CUDA build of PyTorch, Triton, and the packages
+# that the tests need).
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -q tests/attention/test_kernels.py tests/attention/test_edges.py tests/nn/test_gated_sum.py tests/data/test_store.py
+	PYTHONPATH=src $(PYTHON) -m pytest -q $$(grep -rl --include='test_*.py' cuda tests)
 
 demo: install
 	$(BIN)/python -m sfiformer.demo
