@@ -124,3 +124,15 @@ def test_what_is_no_folder_of_the_suite(suite, folder):
     folder.write(folder.record("other"))
     with pytest.raises(UserError, match="holds the runs of the suite other, not of small"):
         report_suite(suite, folder.path)
+
+
+def test_settings_are_judged_by_the_validation_graphs(suite, runs, folder):
+    fill(folder, runs)
+    by_val = replace(suite, groups=tuple(replace(group, split="val") for group in suite.groups))
+    report = report_suite(by_val, folder.path)
+    expected = folder.run("cluster/lam-2/seed-0").result()["val"]
+    rows = table(report.text)
+    assert rows["model"][0] == "CLUSTER, mean recall ↑ (validation): ours"
+    with (folder.path / "report" / "lam.csv").open() as file:
+        lines = {line["model"]: line for line in csv.DictReader(file)}
+    assert float(lines["SFi-Former, λ* = 2"]["ours_val_mean"]) == expected

@@ -1,4 +1,4 @@
-"""The figures of a report: the train-test gap over the epochs, and the test metric against a setting."""
+"""The figures of a report: the train-test gap over the epochs, and the metric against a setting."""
 
 from __future__ import annotations
 
@@ -48,13 +48,11 @@ def gap_figure(results: Results, folder: SuiteFolder) -> Figure | None:
 
 
 def curve_figure(results: Results, key: str, runs: Mapping[str, Run]) -> Figure | None:
-    """The test metric, and below it the share of zero attention, against a setting; None without runs."""
+    """The metric, and below it the share of zero attention, against a setting; None without runs."""
     from matplotlib.figure import Figure
 
     chosen = [row for row in results.rows if row.model in results.group.curves[key]]
-    panels = [
-        dataset for dataset in results.labels if any(row.ours[dataset].values("test") for row in chosen)
-    ]
+    panels = [dataset for dataset in results.labels if any(row.ours[dataset].figure() for row in chosen)]
     if not panels:
         return None
     with styled():
@@ -70,7 +68,9 @@ def curve_figure(results: Results, key: str, runs: Mapping[str, Run]) -> Figure 
             _draw_curve(axes[0][column], rows, at, dataset)
             _draw_zeros(axes[1][column], rows, at, dataset)
             axes[0][column].set_title(results.labels[dataset])
-            axes[0][column].set_ylabel(f"test {results.metrics[dataset]}")
+            axes[0][column].set_ylabel(
+                f"{results.group.split} {results.metrics[dataset]}".replace(" (validation)", "")
+            )
             axes[1][column].set_ylabel("zero attention")
             for axis in (axes[0][column], axes[1][column]):
                 ticks = sorted(at.values())
@@ -87,7 +87,7 @@ def _draw_curve(axis: Axes, rows: Sequence[Row], at: Mapping[str, float], datase
     """Ours as a solid line, what is published as a dashed one with open marks."""
     ours = [(at[row.label], figure) for row in rows if (figure := row.ours[dataset].figure())]
     theirs = [(at[row.label], row.published[dataset]) for row in rows if dataset in row.published]
-    seeds = max(len(row.ours[dataset].values("test")) for row in rows)
+    seeds = max(len(row.ours[dataset].values(row.ours[dataset].split)) for row in rows)
     for points, label, style in (
         (ours, f"ours ({_seeds(seeds)})", {"color": COLOURS[0], "fmt": "o-"}),
         (theirs, "published", {"color": "grey", "fmt": "s--", "markerfacecolor": "white"}),

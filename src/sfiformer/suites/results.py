@@ -23,23 +23,25 @@ class Cell:
     """What result.json holds, by seed, of the finished runs."""
     problems: dict[int, str]
     """Why the others have none, by seed: "missing", or the reason of a failure."""
+    split: str = "test"
+    """The graphs whose metric counts."""
 
     def values(self, key: str) -> list[float]:
         """A figure of the finished runs, where it is defined."""
         found = [result.get(key) for result in self.results.values()]
         return [value for value in found if value is not None]
 
-    def figure(self, key: str = "test") -> Figure | None:
-        """Mean and standard deviation (n − 1) over the seeds."""
-        values = self.values(key)
+    def figure(self, key: str | None = None) -> Figure | None:
+        """Mean and standard deviation (n − 1) over the seeds, of the metric by default."""
+        values = self.values(key or self.split)
         if not values:
             return None
         return Figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     @property
     def whole(self) -> bool:
-        """Whether every seed has a test metric."""
-        return len(self.values("test")) == len(self.seeds)
+        """Whether every seed has the metric."""
+        return len(self.values(self.split)) == len(self.seeds)
 
 
 @dataclass
@@ -96,14 +98,14 @@ def collect(
     for model in group.models:
         row = Row(suite.models[model].label, model)
         for dataset in group.datasets:
-            row.ours[dataset] = _cell(dataset, model, group.seeds, runs, folder, record)
+            row.ours[dataset] = _cell(dataset, model, group, runs, folder, record)
         rows.append(row)
     tables = [read_published(name) for name in group.published]
     _add_published(rows, tables, group)
     return Results(
         group=group,
         labels={dataset: suite.datasets[dataset].label for dataset in group.datasets},
-        metrics={dataset: _metric(dataset, rows, tables) for dataset in group.datasets},
+        metrics={dataset: _metric(dataset, rows, tables, group) for dataset in group.datasets},
         rows=rows,
         sources=[table.source for table in tables],
     )
@@ -112,23 +114,23 @@ def collect(
 def _cell(
     dataset: str,
     model: str,
-    seeds: Sequence[int],
+    group: Group,
     runs: Mapping[str, Run],
     folder: SuiteFolder,
     record: Record,
 ) -> Cell:
     results, problems = {}, {}
-    for seed in seeds:
+    for seed in group.seeds:
         name = run_name(dataset, model, seed)
         if changes := folder.changed(runs[name]):
             problems[seed] = f"the settings have changed: {changes[0]}"
         elif folder.finished(name):
             results[seed] = folder.run(name).result()
-            if results[seed].get("test") is None:
-                problems[seed] = "the test metric is not defined"
+            if results[seed].get(group.split) is None:
+                problems[seed] = f"the {group.split} metric is not defined"
         else:
             problems[seed] = record.failed.get(name, "missing")
-    return Cell(tuple(seeds), results, problems)
+    return Cell(tuple(group.seeds), results, problems, group.split)
 
 
 def _add_published(rows: list[Row], tables: Sequence[Published], group: Group) -> None:
@@ -146,9 +148,10 @@ def _add_published(rows: list[Row], tables: Sequence[Published], group: Group) -
     rows[:0] = others
 
 
-def _metric(dataset: str, rows: Sequence[Row], tables: Sequence[Published]) -> str:
+def _metric(dataset: str, rows: Sequence[Row], tables: Sequence[Published], group: Group) -> str:
+    graphs = " (validation)" if group.split == "val" else ""
     for row in rows:
         for result in row.ours[dataset].results.values() if dataset in row.ours else ():
             words = (ABBREVIATIONS.get(word, word) for word in result["metric"].split("_"))
-            return f"{' '.join(words)} {'↑' if result['higher_is_better'] else '↓'}"
+            return f"{' '.join(words)} {'↑' if result['higher_is_better'] else '↓'}{graphs}"
     return next((table.metrics[dataset] for table in tables if dataset in table.metrics), "")

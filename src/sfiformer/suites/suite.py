@@ -5,7 +5,7 @@ settings: {…}        dotted keys, for all runs
 datasets: {NAME: {preset: …, label: …, settings: {…}}}
 models: {NAME: {label: …, settings: {…}, init_from: OTHER MODEL}}
 runs:                a list; each entry is datasets × models × seeds, and one table of the report
-  - {name: …, title: …, datasets: […], models: […], seeds: […], published: […], gap: […], curves: {KEY: […]}}
+  - {name: …, title: …, datasets: […], models: […], seeds: […], split: …, published: […], gap: […], curves: {KEY: […]}}
 
 Later settings win: preset, suite, dataset, model, command line. A dataset's preset is its name if not given.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sfiformer.presets import parse_yaml
 from sfiformer.schema import Layer, build, nearest
@@ -54,6 +54,8 @@ class Group:
     datasets: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2, 3)
+    split: Literal["test", "val"] = "test"
+    """The graphs whose metric is shown; val where settings are chosen, which must not see the test graphs."""
     published: tuple[str, ...] = ()
     """Tables of published figures, to be shown in columns of their own."""
     notes: tuple[str, ...] = ()
@@ -61,7 +63,7 @@ class Group:
     gap: tuple[str, ...] = ()
     """Models whose train-test gap is drawn over the epochs."""
     curves: dict[str, list[str]] = field(default_factory=dict)
-    """For a dotted key, the models that differ in it: their test metric is drawn against it."""
+    """For a dotted key, the models that differ in it: their metric is drawn against it."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,17 @@ def table_csv(results: Results) -> str:
     """A line for each model on each dataset; what is published stands in columns of its own."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    ours = ("test_mean", "test_sd", "place", "gap_mean", "gap_sd", "zero_share", "parameters", "seconds")
+    split = results.group.split
+    ours = (
+        f"{split}_mean",
+        f"{split}_sd",
+        "place",
+        "gap_mean",
+        "gap_sd",
+        "zero_share",
+        "parameters",
+        "seconds",
+    )
     theirs = ("mean", "sd", "source")
     writer.writerow(
         ["dataset", "metric", "model", "seeds_wanted", "seeds_finished"]
@@ -73,10 +83,10 @@ def table_csv(results: Results) -> str:
             if cell is None:
                 line += [""] * (2 + len(ours) + 1)
             else:
-                test, gap = cell.figure("test"), cell.figure("gap")
+                metric, gap = cell.figure(), cell.figure("gap")
                 means = [cell.figure(key) for key in ("zero_share", "parameters", "seconds")]
-                line += [len(cell.seeds), len(cell.values("test"))]
-                line += [test and test.mean, test and test.sd, ranks.get(row.label)]
+                line += [len(cell.seeds), len(cell.values(split))]
+                line += [metric and metric.mean, metric and metric.sd, ranks.get(row.label)]
                 line += [gap and gap.mean, gap and gap.sd, *(figure and figure.mean for figure in means)]
                 line += ["; ".join(f"seed {seed}: {reason}" for seed, reason in cell.problems.items())]
             line += [shown and shown.mean, shown and shown.sd]
@@ -157,7 +167,9 @@ def cell_text(cell: Cell | None) -> str:
     if figure is None:
         failed = sum(reason != "missing" for reason in cell.problems.values())
         return "failed" if failed else "missing"
-    return str(figure) if cell.whole else f"{figure} ({len(cell.values('test'))} of {len(cell.seeds)} seeds)"
+    return (
+        str(figure) if cell.whole else f"{figure} ({len(cell.values(cell.split))} of {len(cell.seeds)} seeds)"
+    )
 
 
 def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
