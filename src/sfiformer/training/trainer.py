@@ -151,12 +151,9 @@ class Trainer:
 
     def _step(self, graphs: np.ndarray) -> None:
         """One step on the training graphs with these numbers: `accumulate` global batches."""
-        place = (self.state.epoch, self.state.step)
-        torch.manual_seed(derived_seed(self.config.seed, Stream.STEP, *place, ranks.rank()))
-        parts = list(in_batches(graphs, self.config.data.batch_size))
+        parts, replay = self._parts(graphs, self.state.step), self.replays.get("step")
         try:
-            replay = self.replays.get("step")
-            values = replay(parts)[0] if replay else self.step(self._batches(parts, *place))
+            values = replay(parts)[0] if replay else self.step(self._batches(parts, self.state.step))
         except NonFinite as error:
             raise self._non_finite(error, graphs, self.state.step) from error
         self.unread.append((graphs, values))
@@ -182,11 +179,8 @@ class Trainer:
 
     def _explained(self, graphs: np.ndarray, step: int) -> TrainingError:
         """Do a step again that was found not to be finite on a GPU, now looking."""
-        place = (self.state.epoch, step)
-        torch.manual_seed(derived_seed(self.config.seed, Stream.STEP, *place, ranks.rank()))
-        parts = list(in_batches(graphs, self.config.data.batch_size))
-        replay = self.replays.get("step")
-        batches = replay.batches(parts) if replay else self._batches(parts, *place)
+        parts, replay = self._parts(graphs, step), self.replays.get("step")
+        batches = replay.batches(parts) if replay else self._batches(parts, step)
         return self._non_finite(self.step.explain(batches), graphs, step)
 
     def _replays(self) -> dict[str, Replay]:
@@ -202,8 +196,14 @@ class Trainer:
         size = self.config.data.batch_size
         return {**replays, "step": Replay(self.stores["train"], size, lambda batches: (self.step(batches),))}
 
-    def _batches(self, parts: list[np.ndarray], *place: int) -> list[GraphBatch]:
-        return [self._batch(part, *place, number) for number, part in enumerate(parts)]
+    def _parts(self, graphs: np.ndarray, step: int) -> list[np.ndarray]:
+        """The batches of a step of this epoch; what is drawn at random from now on is that step's own."""
+        place = (self.state.epoch, step, ranks.rank())
+        torch.manual_seed(derived_seed(self.config.seed, Stream.STEP, *place))
+        return list(in_batches(graphs, self.config.data.batch_size))
+
+    def _batches(self, parts: list[np.ndarray], step: int) -> list[GraphBatch]:
+        return [self._batch(part, self.state.epoch, step, number) for number, part in enumerate(parts)]
 
     def _batch(self, graphs: np.ndarray, *place: int) -> GraphBatch:
         """This rank's share of a global batch."""
