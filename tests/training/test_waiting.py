@@ -42,6 +42,7 @@ def _as_on_a_gpu(monkeypatch):
         monkeypatch.setattr(f"sfiformer.{place}.usable", lambda x: True)
     for place in ("widths", "layer"):
         monkeypatch.setattr(f"sfiformer.attention.{place}.wide", lambda width, like: -(-width // 8) * 8)
+    monkeypatch.setattr("sfiformer.attention.functional.packed_attention", None)  # plain attention waits
     monkeypatch.setattr("sfiformer.flow.checks.wanted", lambda check, tensor: False)
     monkeypatch.setattr(EmbeddingSum, "_check", lambda encoder, features: None)
 
