@@ -55,8 +55,7 @@ class RunFolder:
 
     def config(self) -> ExperimentConfig:
         """The resolved settings of the run."""
-        if not self.exists:
-            raise UserError(f"{self.path} is no run: it has no {CONFIG}")
+        self._require()
         return ExperimentConfig.from_preset(str(self.path / CONFIG))
 
     def task(self) -> tuple[Task, Schema, Standardizer | None]:
@@ -180,7 +179,14 @@ class RunFolder:
         with whole_file(self.path / name) as file:
             file.write((json.dumps(values, indent=1) + "\n").encode())
 
+    def _require(self) -> None:
+        if not self.path.is_dir():
+            raise UserError(f"there is no folder {self.path}: a run is a folder that sfi train makes")
+        if not self.exists:
+            raise UserError(f"{self.path} is no run: it has no {CONFIG}")
+
     def _json(self, name: str) -> dict[str, Any]:
+        self._require()
         path = self.path / name
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
