@@ -89,7 +89,7 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file; choose a folder for the run")
-        lock = FileLock(self.path / ".lock", timeout=0)
+        lock, fresh = FileLock(self.path / ".lock", timeout=0), not self.path.exists()
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             try:
@@ -102,6 +102,10 @@ class RunFolder:
             self._check(resume)
             yield
         finally:
+            if not self.exists:  # nothing was begun: leave no trace
+                Path(lock.lock_file).unlink(missing_ok=True)
+                if fresh and not any(self.path.iterdir()):
+                    self.path.rmdir()
             lock.release()
 
     @contextmanager
