@@ -20,8 +20,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and str(error.filename) == str(partial):
+            error.filename = str(path)  # the name that the user knows
         raise
 
 

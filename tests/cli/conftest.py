@@ -43,9 +43,9 @@ def sfi() -> Callable[..., subprocess.CompletedProcess]:
 def refused() -> Callable[..., str]:
     """refused("train", "clustr"): the one line on standard error of a command that must fail."""
 
-    def line(*arguments: object) -> str:
+    def line(*arguments: object, code: int | None = None) -> str:
         done = run(*arguments)
-        assert done.returncode in (1, 2), done.stderr
+        assert done.returncode in ((1, 2) if code is None else (code,)), done.stderr
         assert done.stderr.startswith("sfi: ")
         assert done.stderr.count("\n") == 1, done.stderr
         return done.stderr.removeprefix("sfi: ").rstrip()

@@ -77,7 +77,8 @@ def test_own_graphs_from_training_to_predictions(sfi, own_run, own_graphs, tmp_p
     done = sfi("predict", own_run, broken, "--out", tmp_path / "p.parquet", "--skip-bad")
     assert re.fullmatch(r"skipped .*broken\.jsonl, line 41: not valid JSON.*\n", done.stderr)
     parquet = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "p.parquet").to_pydict()
-    assert parquet["probability"] == pytest.approx([float(row["probability"]) for row in rows], abs=1e-5)
+    column = "probability:ring"
+    assert parquet[column] == pytest.approx([float(row[column]) for row in rows], abs=1e-5)
 
 
 def test_generated_graphs_from_training_to_predictions(sfi, generated_run, tmp_path):

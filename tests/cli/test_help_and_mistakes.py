@@ -38,8 +38,16 @@ def test_help_with_a_preset_shows_its_values(sfi):
     assert "[clustr" not in sfi("train", "clustr", "--help").stdout
 
 
+def test_help_fills_its_lines(sfi):
+    text = " ".join(sfi("train", "--help").stdout.split("Arguments")[0].split("\n"))
+    assert "shows the preset's values, `--dry-run`" in " ".join(text.split())
+    assert "Usage: sfi presets [OPTIONS] [PRESET]" in sfi("presets", "--help").stdout
+
+
 def test_presets_are_listed_and_printed(sfi, tmp_path):
-    assert "cluster-paper " in sfi("presets").stdout
+    listed = sfi("presets").stdout
+    assert "cluster-paper " in listed
+    assert max(map(len, listed.splitlines())) <= 80, "a line of a terminal for each"
     mine = tmp_path / "mine.yaml"
     mine.write_text(sfi("presets", "mnist").stdout)
     assert ExperimentConfig.from_preset(str(mine)) == ExperimentConfig.from_preset("mnist")
@@ -62,7 +70,7 @@ def test_presets_are_listed_and_printed(sfi, tmp_path):
     ],
 )
 def test_a_mistake_is_one_line(refused, arguments, message):
-    assert message in refused(*arguments.split())
+    assert message in refused(*arguments.split(), code=2)
 
 
 def test_debug_shows_the_traceback(sfi):

@@ -85,13 +85,15 @@ def test_a_label_out_of_range_is_a_bad_row(tmp_path):
     ("graphs", "message"),
     [
         ([], "holds no graphs"),
-        (["nonsense\n"], "line 1: not valid JSON"),
-        ([line(0), line(1)], "nothing to train on"),
+        (["nonsense\n"], "line 1: not valid JSON: Expecting value at character 1$"),
+        ([line(0), line(1)], "^{path}: no graph has a label .* nothing to train on"),
+        ([line(0, y=1), line(1, y=0)], "^{path}: only 2 to split into 3 parts"),
     ],
 )
 def test_useless_files(tmp_path, graphs, message):
-    with pytest.raises(ValueError, match=message):
-        load_custom(write(tmp_path, graphs))
+    path = write(tmp_path, graphs)
+    with pytest.raises(ValueError, match=message.format(path=path)):
+        load_custom(path)
 
 
 def test_all_bad(tmp_path):

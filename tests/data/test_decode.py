@@ -16,7 +16,8 @@ def test_class_names_reach_the_predictions():
 def test_binary():
     table = decode(Task("graph", "binary", 1, class_names=("no", "yes")), torch.tensor([[-1.0], [0.5]]))
     assert table["prediction"] == ["no", "yes"]
-    assert table["probability"][1] == pytest.approx(0.62246, abs=1e-5)
+    assert list(table) == ["prediction", "probability:yes"]
+    assert table["probability:yes"][1] == pytest.approx(0.62246, abs=1e-5)
 
 
 def test_multilabel():

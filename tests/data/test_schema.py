@@ -40,8 +40,8 @@ def test_schema_of_graphs():
 @pytest.mark.parametrize(
     ("x", "edge_attr", "message"),
     [
-        ([[1, 2]], [[0.5]], "x has 2 columns where the other graphs have 1"),
-        ([[1]], None, "edge_attr has 0 columns where the other graphs have 1"),
+        ([[1, 2]], [[0.5]], "x has 2 columns where the model was trained with 1"),
+        ([[1]], None, "edge_attr has 0 columns where the model was trained with 1"),
         ([[1]], [[1.0, 2.0]], "edge_attr has 2 columns"),
         ([[7]], [[0.5]], "x is 7 in row 0, column 0, where the categories are 0 to 2"),
         ([[0.5]], [[0.5]], "x holds real numbers where categories"),

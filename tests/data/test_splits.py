@@ -38,7 +38,7 @@ def test_fractions_that_make_no_sense(fractions):
 
 
 def test_too_few():
-    with pytest.raises(ValueError, match="2 cannot be split into 3 parts"):
+    with pytest.raises(ValueError, match="only 2 to split into 3 parts"):
         split_by_fractions(2)
 
 

@@ -30,7 +30,7 @@ def test_a_users_own_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: {dim: 3", "is not readable YAML"),
+        ("model:\n  {dim: 3", "mine.yaml, line 2, column 10 is not readable YAML: expected"),
         ("model: {dim: 3, dim: 4}", "the key 'dim' stands twice"),
         ("- 1", "must hold a mapping"),
         ("base: 3", "base must be the name of a preset, not 3"),

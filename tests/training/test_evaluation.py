@@ -100,10 +100,21 @@ def test_errors_are_in_the_targets_own_units(run_on):
 
 
 def test_what_cannot_be_evaluated_is_told(run_on, tmp_path):
-    with pytest.raises(UserError, match=r"is no run: it has no config.yaml"):
+    with pytest.raises(
+        UserError, match=r"there is no folder .*nowhere: a run is a folder that sfi train makes"
+    ):
         evaluate(tmp_path / "nowhere")
-    result, _ = run_on("binary", {"data.fractions": [0.8, 0.2, 0.0]})
+    with pytest.raises(UserError, match=r"is no run: it has no config.yaml"):
+        evaluate(tmp_path)
+    result, file = run_on("binary", {"data.fractions": [0.8, 0.2, 0.0]})
     assert result.test is None
+    unlabelled = tmp_path / "unlabelled.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    unlabelled.write_text("".join(json.dumps({**graph, "y": None}) + "\n" for graph in lines))
+    with pytest.raises(UserError, match=r"unlabelled.jsonl has no labels to evaluate against"):
+        evaluate(result.run, data=unlabelled, device="cpu")
+    with pytest.raises(UserError, match="there is no device 'gpu'; choose auto, cpu or cuda"):
+        evaluate(result.run, device="gpu")
     with pytest.raises(UserError, match="has no split 'test'; it has train, val"):
         evaluate(result.run, device="cpu")
     (result.run / "task.json").write_text("{}")

@@ -168,6 +168,16 @@ def test_a_disk_that_fills_up_keeps_the_last_whole_checkpoint(tmp_path, quiet, o
     assert outcome(run) == outcome(tmp_path / "whole")
 
 
+def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, quiet):
+    own = {"data.name": "custom", "data.path": str(tmp_path / "absent.jsonl")}
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        with pytest.raises(ValueError, match="there is no such file"):
+            quiet(tmp_path / name, own)
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    assert not list((tmp_path / "empty").iterdir())
+
+
 def test_folders_that_will_not_do_are_told_before_training(tmp_path, quiet, monkeypatch):
     run = tmp_path / "run"
     quiet(run, {"trainer.epochs": 1})

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from sfiformer.cli import data, evaluate, explain, predict, presets, suite, train
-from sfiformer.errors import UserError
+from sfiformer.errors import TrainingError
 from sfiformer.schema import nearest
 
 app = typer.Typer(
@@ -52,11 +52,13 @@ def _report(error: Exception) -> int:
         return _say("interrupted", 130)
     if hasattr(error, "format_message"):  # a usage error of typer, whose class has moved between its releases
         return _say(_usage(error), 2) if error.format_message() else 2  # empty: the help was shown
-    if isinstance(error, UserError):
-        return _say(str(error), 2)
+    if isinstance(
+        error, ValueError
+    ):  # settings, files and graphs that will not do; but a loss may go wrong too
+        return _say(str(error), 1 if isinstance(error, TrainingError) else 2)
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
         return _say(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
-    if isinstance(error, ValueError | ImportError | OSError):
+    if isinstance(error, ImportError | OSError):
         return _say(str(error), 1)
     return _say(f"{type(error).__name__}: {error} (--debug shows where)", 1)
 

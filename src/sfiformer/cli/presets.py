@@ -1,5 +1,6 @@
 """`sfi presets`: the experiments that can be trained by name."""
 
+import re
 from importlib import resources
 from itertools import takewhile
 from typing import Annotated
@@ -11,7 +12,7 @@ from sfiformer.cli.options import Debug
 
 def presets(
     name: Annotated[
-        str | None, typer.Argument(metavar="[PRESET]", help="Print this one, resolved, as YAML.")
+        str | None, typer.Argument(metavar="PRESET", help="Print this one, resolved, as YAML.")
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -38,4 +39,4 @@ def _summary(preset: str) -> str:
     comment = " ".join(
         line.lstrip("# ") for line in takewhile(lambda line: line[:1] == "#", text.splitlines())
     )
-    return comment.split(". ")[0].rstrip(".")
+    return re.split(r"(?<=[.?]) ", comment)[0].rstrip(".")

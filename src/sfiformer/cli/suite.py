@@ -24,7 +24,7 @@ Out = Annotated[
 
 RUN_HELP = """Train all runs of a suite, several at a time; what is finished already is skipped.
 
-Stop it with Ctrl-C, or lose it to a crash: the same command goes on where it was. A run that fails is
+Stop it with Ctrl-C, or lose it to a crash: the same command goes on where it was. A run that fails is \
 recorded with its reason while the others go on; the exit code tells.
 
 The settings below are for all runs, on top of what the suite says."""

@@ -16,7 +16,7 @@ HELP = """Train PRESET (a name that `sfi presets` lists, or a YAML file) into a 
 
 `sfi train custom --data.path FILE` trains on your own graphs: PyG .pt, JSON lines, or a CSV of SMILES.
 
-The preset gives every setting below; an option changes one. `sfi train PRESET --help` shows the preset's values,
+The preset gives every setting below; an option changes one. `sfi train PRESET --help` shows the preset's values, \
 `--dry-run` all settings as the data resolve them."""
 
 

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -139,7 +140,8 @@ def load_custom(
     )
     records = [record for record in read_graphs(rows, bad=bad) if _keep([record], _settle_split, bad)]
     _not_empty(name, records, bad)
-    level = level or infer_level(records)
+    with _about(name):
+        level = level or infer_level(records)
     records = _with_labels_of_one_width(records, level, bad)
     if (
         target_names is not None
@@ -147,13 +149,15 @@ def load_custom(
         and records[0].y.values.size != len(target_names)
     ):
         target_names = None  # one column held a list of targets
-    task = infer_task(records, level=level, kind=kind, classes=classes, target_names=target_names)
+    with _about(name):
+        task = infer_task(records, level=level, kind=kind, classes=classes, target_names=target_names)
     records = _keep(records, lambda record: encode(record, task), bad)
     _not_empty(name, records, bad)
     molecules = isinstance(source, str | Path) and str(source).endswith(_CSV)
     schema = MOLECULES if molecules else infer_schema(records, node_features, edge_features)
 
-    chosen, how = _split(records, task, split, fractions, seed)
+    with _about(name):
+        chosen, how = _split(records, task, split, fractions, seed)
     if not chosen["train"]:
         raise ValueError(f"{name}: no graph is left for training; the split is {how}")
     by_node = how == "by node masks"
@@ -273,6 +277,17 @@ def _report(bad: Bad | None, place: str, error: ValueError) -> None:
     if bad is None:
         raise ValueError(f"{place}: {error}") from None
     bad.append((place, str(error)))
+
+
+@contextmanager
+def _about(name: str) -> Iterator[None]:
+    """An error about all graphs together begins with their source, as one about a row does."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith(name):
+            raise
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _not_empty(name: str, records: list[Record], bad: Bad | None) -> None:

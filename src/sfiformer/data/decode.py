@@ -10,7 +10,7 @@ def decode(task: Task, outputs: Tensor) -> dict[str, list[str] | list[float]]:
     """Columns of a prediction table, one entry a target row, from raw model outputs [rows, task.outputs].
 
     Classification: "prediction" (the class's name) and "probability:NAME" for each class. Binary:
-    "prediction" and the "probability" of the second class. Multi-label: "probability:NAME" for each target.
+    the same with the second class alone. Multi-label: "probability:NAME" for each target.
     Regression: "prediction:NAME" for each target, in its own units. Ranking: "score", the logit of the link.
     Classes and targets without names are numbered.
     """
@@ -25,7 +25,7 @@ def decode(task: Task, outputs: Tensor) -> dict[str, list[str] | list[float]]:
     if task.kind == "binary":
         names = task.class_names or ("0", "1")
         best = [names[number] for number in (outputs[:, 0] > 0).long().tolist()]
-        return {"prediction": best, "probability": outputs[:, 0].sigmoid().tolist()}
+        return {"prediction": best, f"probability:{names[1]}": outputs[:, 0].sigmoid().tolist()}
     targets = task.target_names or tuple(map(str, range(task.outputs)))
     if task.kind == "multilabel":
         return _columns(outputs.sigmoid(), [f"probability:{name}" for name in targets])

@@ -37,7 +37,9 @@ class Schema:
 
     def check(self, record: Record) -> None:
         """Raises ValueError where a graph does not fit."""
-        check_widths(record, self.node.width, self.edge.width if self.edge else 0)
+        check_widths(
+            record, self.node.width, self.edge.width if self.edge else 0, "the model was trained with"
+        )
         for name, values, features in (
             ("x", record.x, self.node),
             ("edge_attr", record.edge_attr, self.edge),
@@ -55,14 +57,16 @@ class Schema:
                 )
 
 
-def check_widths(record: Record, node: int | None, edge: int | None) -> None:
+def check_widths(
+    record: Record, node: int | None, edge: int | None, others: str = "the other graphs have"
+) -> None:
     """Raises ValueError unless x has `node` columns and edge_attr `edge` (0: absent, None: not known yet)."""
     if node not in (None, record.x.shape[1]):
-        raise ValueError(f"x has {record.x.shape[1]} columns where the other graphs have {node}")
+        raise ValueError(f"x has {record.x.shape[1]} columns where {others} {node}")
     width = 0 if record.edge_attr is None else record.edge_attr.shape[1]
     # A graph without edges may leave edge_attr out.
     if edge not in (None, width) and (record.edge_index.shape[1] or width):
-        raise ValueError(f"edge_attr has {width} columns where the other graphs have {edge}")
+        raise ValueError(f"edge_attr has {width} columns where {others} {edge}")
 
 
 def infer_features(name: str, tables: Sequence[Tensor], kind: FeatureKind | None = None) -> Features:

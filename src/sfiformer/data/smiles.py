@@ -143,7 +143,10 @@ def find_columns(
     if smiles is None:
         found = [name for name in header if "smiles" in name.lower()]
         if "smiles" not in by_lower and len(found) != 1:
-            raise ValueError(f"{path}: no column 'smiles' among {', '.join(header)}; name it (smiles_column)")
+            raise ValueError(
+                f"{path}: no column 'smiles' among {', '.join(header)}; name the one that holds them "
+                "(--data.smiles_column of sfi train, --smiles-column of sfi predict)"
+            )
         smiles = by_lower.get("smiles") or found[0]
     wanted = [smiles, *(targets or ()), *([split] if split != "split" else [])]
     unknown = [name for name in wanted if name not in header]

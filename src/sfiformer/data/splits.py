@@ -92,7 +92,7 @@ def _sizes(count: int, fractions: Fractions) -> list[int]:
     parts = sum(fraction > 0 for fraction in fractions)
     if count < parts:
         raise ValueError(
-            f"{count} cannot be split into {parts} parts: give more graphs, or a split of your own"
+            f"only {count} to split into {parts} parts: give more graphs, or a split of your own"
         )
     held = [max(round(count * fraction), 1) if fraction else 0 for fraction in fractions[1:]]
     while sum(held) >= count:

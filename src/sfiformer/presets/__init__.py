@@ -62,6 +62,10 @@ def parse_yaml(text: str, label: str) -> dict[str, Any]:
     """The mapping that a YAML text holds, or a ValueError that starts with `label`."""
     try:
         values = yaml.load(text, _StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{label}{place} is not readable YAML: {error.problem}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{label} is not readable YAML: {error}") from None
     if not isinstance(values, dict):

@@ -52,7 +52,7 @@ def report_suite(suite: Suite, out: Path | None = None) -> Report:
 
 
 def _introduction(suite: Suite, overrides: dict) -> str:
-    text = f"# {suite.title}\n\nThe suite `{suite.name}`; `sfi suite report {suite.name}` made this report."
+    text = f"# {suite.title}\n\nThe report of the suite `{suite.name}`, made by `sfi suite report`."
     if overrides:
         text += f" All runs with `{shlex.join(as_options(overrides))}`."
     return text

@@ -116,6 +116,6 @@ def read_state(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{folder} is no checkpoint to resume from: it has no {STATE}") from None
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
         raise UserError(f"{path} is damaged ({reason}); start the run anew in another folder") from None
     return state

@@ -98,13 +98,32 @@ def evaluate(
     model.to(place)
     # A ranking has three variants of its metric.
     metric = (link_mrrs() if task.kind == "ranking" else objective(config, task)[1]).to(place)
+    labelled = False
     for raw in raw_stores(config, task, schema, split, data):
+        labelled |= _labelled(raw, task)
         store = model_inputs(
             raw, model.config, standardizer, encoding_cache(config) if data is None else None
         )
         measure(metric, model, store, task, batch_size=batch_size or config.data.batch_size, device=place)
+    if not labelled:
+        raise UserError(
+            f"{data or f'the split {split}'} has no labels to evaluate against; sfi predict needs none"
+        )
     values = metric.compute()
     return values if isinstance(values, dict) else {str(metric.name): values}
+
+
+def _labelled(store: GraphStore, task: Task) -> bool:
+    """Whether any graph, node or link has a label. Links without are true links, to be ranked."""
+    fields, name = {
+        "graph": (store.graph, "y"),
+        "node": (store.node, "y"),
+        "link": (store.link, "edge_label"),
+    }[task.level]
+    labels = fields.get(name)
+    if task.kind == "ranking" or labels is None:
+        return task.kind == "ranking"
+    return bool((~labels.isnan() if labels.is_floating_point() else labels >= 0).any())
 
 
 def raw_stores(

@@ -31,11 +31,17 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(0, device=name)
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"there is no device {name!r}; choose auto, cpu or cuda") from None
+    try:
+        torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"the device {name!r} cannot be used here: {reason}") from None
-    return torch.device(name)
+        raise UserError(
+            f"the device {name!r} cannot be used here: {reason}; auto takes what there is"
+        ) from None
+    return device
 
 
 def model_inputs(

@@ -55,8 +55,7 @@ class RunFolder:
 
     def config(self) -> ExperimentConfig:
         """The resolved settings of the run."""
-        if not self.exists:
-            raise UserError(f"{self.path} is no run: it has no {CONFIG}")
+        self._require()
         return ExperimentConfig.from_preset(str(self.path / CONFIG))
 
     def task(self) -> tuple[Task, Schema, Standardizer | None]:
@@ -90,7 +89,7 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file; choose a folder for the run")
-        lock = FileLock(self.path / ".lock", timeout=0)
+        lock, fresh = FileLock(self.path / ".lock", timeout=0), not self.path.exists()
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             try:
@@ -103,6 +102,10 @@ class RunFolder:
             self._check(resume)
             yield
         finally:
+            if not self.exists:  # nothing was begun: leave no trace
+                Path(lock.lock_file).unlink(missing_ok=True)
+                if fresh and not any(self.path.iterdir()):
+                    self.path.rmdir()
             lock.release()
 
     @contextmanager
@@ -180,7 +183,14 @@ class RunFolder:
         with whole_file(self.path / name) as file:
             file.write((json.dumps(values, indent=1) + "\n").encode())
 
+    def _require(self) -> None:
+        if not self.path.is_dir():
+            raise UserError(f"there is no folder {self.path}: a run is a folder that sfi train makes")
+        if not self.exists:
+            raise UserError(f"{self.path} is no run: it has no {CONFIG}")
+
     def _json(self, name: str) -> dict[str, Any]:
+        self._require()
         path = self.path / name
         try:
             values = json.loads(path.read_text(encoding="utf-8"))

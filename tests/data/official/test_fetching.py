@@ -102,9 +102,9 @@ def test_an_empty_raw_folder_is_filled(tmp_path, root, make_archive):
 def test_a_mirror_without_the_archive_is_said(tmp_path, root, server):
     with pytest.raises(FileNotFoundError, match=r"holds no pcqmcontact\.zip"):
         fetch("pcqm-contact", root, tmp_path)
-    with pytest.raises(OSError, match=r"could not be downloaded from .*404.*pass mirror="):
+    with pytest.raises(OSError, match=r"could not be downloaded from .*404.*give a mirror"):
         fetch("pcqm-contact", root, server.url)
-    with pytest.raises(OSError, match=r"could not be downloaded from http://127\.0\.0\.1:9/.*pass mirror="):
+    with pytest.raises(OSError, match=r"could not be downloaded from http://127\.0\.0\.1:9/.*give a mirror"):
         fetch("pcqm-contact", root, "http://127.0.0.1:9")
     with pytest.raises(ValueError, match="neither a folder nor an http"):
         fetch("pcqm-contact", root, "ftp://host/folder")

@@ -70,8 +70,9 @@ def _bring(dataset: Dataset, raw: Path, mirror: str | Path | None) -> None:
             _download(url, part)
         except (URLError, HTTPException, ConnectionError, TimeoutError) as error:
             raise OSError(
-                f"{dataset.name} could not be downloaded from {url}: {error}. Run again to resume, or pass "
-                f"mirror=, a folder or an address that holds {dataset.archive}"
+                f"{dataset.name} could not be downloaded from {url}: {error}. Run again to resume, or give "
+                f"a mirror (--data.mirror of sfi train, --mirror of sfi data fetch): a folder or an address that "
+                f"holds {dataset.archive}"
             ) from error
         try:
             _verify(part, checksum)
