@@ -8,7 +8,7 @@ and the nearest real key.
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -114,7 +114,8 @@ def _converted(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:  # in this project always of strings; YAML reads the string 32 as a number
         if not isinstance(value, bool) and str(value) in arguments:
             return str(value)
-        guess = f"; did you mean {nearest(value, arguments)!r}?" if isinstance(value, str) else ""
+        close = get_close_matches(str(value), arguments, n=1)
+        guess = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"{where} is {value!r}, not one of {', '.join(arguments)}{guess}")
     if origin is tuple:
         item = arguments[0]

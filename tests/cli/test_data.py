@@ -49,5 +49,5 @@ def test_fetch(sfi_data, tmp_path):
 
 
 def test_mistakes(sfi_data):
-    assert "did you mean 'mnist'?" in sfi_data("info", "mnis", code=1)
-    assert sfi_data("info", "mine.jsonl", code=1) == "sfi: mine.jsonl: there is no such file\n"
+    assert "did you mean 'mnist'?" in sfi_data("info", "mnis", code=2)
+    assert sfi_data("info", "mine.jsonl", code=2) == "sfi: mine.jsonl: there is no such file\n"

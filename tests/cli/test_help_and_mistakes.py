@@ -61,6 +61,8 @@ def test_presets_are_listed_and_printed(sfi, tmp_path):
         ("train cluster --optim.lr fast", "overrides: optim.lr must be a number, not 'fast'"),
         ("train cluster --optim.lr -1", "optim.lr is -1.0; it must be positive"),
         ("train cluster --model.attention sofmax", "did you mean 'softmax'?"),
+        ("train cluster --data.size tiny", "data.size is 'tiny', not one of full, small"),
+        ("train cluster --trainer.precision 16", "'16', not one of 32, tf32, bf16-mixed"),
         ("train cluster --data.skip_bad maybe", "data.skip_bad must be true or false, not 'maybe'"),
         ("train cluster --data.fractions 0.9,0.1", "data.fractions must be a list of 3"),
         ("train mine.yaml", "cannot read the preset file mine.yaml: No such file or directory"),

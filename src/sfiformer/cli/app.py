@@ -56,8 +56,8 @@ def _report(error: Exception) -> int:
         error, ValueError
     ):  # settings, files and graphs that will not do; but a loss may go wrong too
         return _say(str(error), 1 if isinstance(error, TrainingError) else 2)
-    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
-        return _say(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return _say(f"{error.filename}: {error.strerror}", 1)
     if isinstance(error, ImportError | OSError):
         return _say(str(error), 1)
     return _say(f"{type(error).__name__}: {error} (--debug shows where)", 1)

@@ -1,5 +1,6 @@
 """SFi-Former: encoders, a stack of GPS layers, a head."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -89,7 +90,8 @@ class LoadReport(NamedTuple):
     fresh: list[str]
 
     def __str__(self) -> str:
-        return f"loaded {len(self.loaded)} tensors; started fresh: {', '.join(self.fresh) or 'none'}"
+        kinds = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", key) for key in self.fresh))
+        return f"loaded {len(self.loaded)} tensors; started fresh: {', '.join(kinds) or 'none'}"
 
 
 def load_dense(model: SFiFormer, state: Mapping[str, Tensor]) -> LoadReport:

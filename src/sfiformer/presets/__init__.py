@@ -54,7 +54,10 @@ def _read(name: str) -> dict[str, Any]:
     elif name in preset_names():
         text = (resources.files(__name__) / f"{name}.yaml").read_text(encoding="utf-8")
     else:
-        raise ValueError(f"there is no preset {name!r}; did you mean {nearest(name, preset_names())!r}?")
+        raise ValueError(
+            f"there is no preset {name!r}; did you mean {nearest(name, preset_names())!r}? "
+            "(sfi presets lists all; a file's name ends in .yaml)"
+        )
     return parse_yaml(text, _label(name))
 
 

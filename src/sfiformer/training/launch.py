@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 
 from sfiformer import ranks
 from sfiformer.config import ExperimentConfig
+from sfiformer.errors import UserError
 from sfiformer.nn.model import SFiFormer, load_dense
 from sfiformer.training.checkpoint import Checkpoints, read_state
 from sfiformer.training.distributed import leads, leave, make_fabric, one_voice, products
@@ -125,7 +126,10 @@ def _model(
     elif init_from is not None:
         source = RunFolder(init_from)
         dense = load_checkpoint(source) if source.exists else SFiFormer.from_pretrained(init_from)
-        return model, {"init_from": f"{init_from}: {load_dense(model, dense.state_dict())}"}
+        try:
+            return model, {"init_from": f"{init_from}: {load_dense(model, dense.state_dict())}"}
+        except ValueError as error:
+            raise UserError(f"cannot start from {init_from}: {error}") from None
     return model, {}
 
 

@@ -1,0 +1,16 @@
+"""How errors are shown."""
+
+import pytest
+
+from sfiformer.cli import app
+
+
+def test_an_error_of_the_disk_names_the_file_first(monkeypatch, capsys):
+    def fail(*_, **__):
+        raise FileExistsError(17, "File exists", "mine.jsonl")
+
+    monkeypatch.setattr(app, "app", fail)
+    with pytest.raises(SystemExit) as caught:
+        app.main(["explain"])
+    assert caught.value.code == 1
+    assert capsys.readouterr().err == "sfi: mine.jsonl: File exists\n"
