@@ -95,12 +95,11 @@ def solve(rows: Rows, log_kappa: Tensor, log_eps: Tensor) -> tuple[Tensor, Tenso
     ``log_kappa`` multiplies exp(u); it and ``log_eps`` are float64 [..., 1].
     """
     friction, leak, gentle = _linear(rows, log_kappa, log_eps)
-    eta = _newton(rows, friction, leak)
+    eta, active = _newton(rows, friction, leak)
     if bool((gentle & (eta <= _GENTLE)).all()):
         z = torch.sub(eta, friction, out=friction).relu_().mul_(rows.exp_s)
         return z, eta, torch.full_like(eta, GENTLE, dtype=torch.int64)
 
-    active = torch.lt(friction, eta, out=torch.empty_like(friction))
     pivot = _last(rows.u, active)
     found = measure(rows, pivot, log_kappa, log_eps)
     u_pivot = rows.u.gather(-1, pivot)
@@ -192,40 +191,20 @@ def _linear(rows: Rows, log_kappa: Tensor, log_eps: Tensor) -> tuple[Tensor, Ten
     return friction, (log_eps - log_reference).exp().to(rows.s.dtype), log_scale < 60
 
 
-def _newton(rows: Rows, friction: Tensor, leak: Tensor) -> Tensor:
-    """η p_max [..., 1] by Newton's method from all keys downwards. Most rows are done soon; the rest go on without them."""
-    keys = friction.shape[-1]
+def _newton(rows: Rows, friction: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:
+    """η p_max [..., 1] and the active set [..., n] by Newton's method from all keys downwards."""
     product = rows.exp_s * friction
-    taken = product.sum(-1, keepdim=True)
-    result = (taken + 1).div_(rows.total_s + leak)
-    leak = leak.expand_as(result)
-    weight, friction, product = (x.reshape(-1, keys) for x in (rows.exp_s, friction, product))
-    taken, leak, eta = (x.reshape(-1, 1) for x in (taken, leak, result))
-    places = None  # of the rows under way, where these are not all
+    taken, total = product.sum(-1, keepdim=True), rows.total_s + leak
+    eta = (taken + 1).div_(total)
     active, some = torch.empty_like(product), torch.empty_like(product)
     while True:
         torch.lt(friction, eta, out=active)
         # A key that leaves takes p κ f ≥ p η along: this sum shows it wherever Σ p does, and where p is lost in rounding.
         less = torch.mul(product, active, out=some).sum(-1, keepdim=True)
-        moving = (less < taken).view(-1)
-        count = int(moving.sum())
-        if count:
-            total = torch.mul(weight, active, out=some).sum(-1, keepdim=True).add_(leak)
-            taken, eta = less, torch.fmin((less + 1).div_(total), eta)  # A only shrinks, whatever underflows
-        if 2 * count > len(moving):
-            continue
-        if places is None:
-            result = eta.view_as(result)
-        else:
-            result.view(-1, 1).index_copy_(0, places, eta)
-        if not count:
-            return result
-        rest = moving.nonzero().squeeze(-1)
-        places = rest if places is None else places.index_select(0, rest)
-        weight, friction, product, taken, leak, eta = (
-            x.index_select(0, rest) for x in (weight, friction, product, taken, leak, eta)
-        )
-        active, some = active[:count], some[:count]
+        if not bool((less < taken).any()):
+            return eta, active
+        taken, total = less, torch.mul(rows.exp_s, active, out=some).sum(-1, keepdim=True).add_(leak)
+        eta = torch.fmin((taken + 1).div_(total), eta)  # A only shrinks, whatever underflows
 
 
 def _last(u: Tensor, active: Tensor) -> Tensor:
