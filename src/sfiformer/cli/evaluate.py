@@ -2,25 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from sfiformer.cli.options import Checkpoint, Debug, Device
+from sfiformer.cli.options import Checkpoint, Debug, Device, LabelledGraphs, Split
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `sfi train`.")],
-    split: Annotated[
-        Literal["train", "val", "test"],
-        typer.Option("--split", metavar="train|val|test", help="A split of the run's data."),
-    ] = "test",
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", metavar="FILE", help="Labelled graphs of your own, in place of the run's data."
-        ),
-    ] = None,
+    split: Split = "test",
+    data: LabelledGraphs = None,
     checkpoint: Checkpoint = "best",
     batch_size: Annotated[
         int | None,

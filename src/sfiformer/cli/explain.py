@@ -1,11 +1,11 @@
 """`sfi explain RUN`: pictures of what a trained model's attention does."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfiformer.cli.options import Checkpoint, Debug
+from sfiformer.cli.options import Checkpoint, Debug, LabelledGraphs, Split
 from sfiformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,10 +21,7 @@ def explain(
     statistics: Annotated[
         bool, typer.Option("--statistics", help="Sparsity and reach over the split.", show_default=False)
     ] = False,
-    split: Annotated[
-        Literal["train", "val", "test"],
-        typer.Option("--split", metavar="train|val|test", help="A split of the run's data."),
-    ] = "test",
+    split: Split = "test",
     layer: Annotated[
         int | None, typer.Option("--layer", metavar="L", help="Only this layer, numbered from 1.")
     ] = None,
@@ -41,12 +38,7 @@ def explain(
     graphs: Annotated[
         int, typer.Option("--graphs", metavar="K", help="With --statistics, the first K graphs of the split.")
     ] = 200,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", metavar="FILE", help="Labelled graphs of your own, in place of the run's data."
-        ),
-    ] = None,
+    data: LabelledGraphs = None,
     checkpoint: Checkpoint = "best",
     out: Annotated[
         Path | None,

@@ -4,6 +4,7 @@ import ast
 import inspect
 import types
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
@@ -15,6 +16,14 @@ from sfiformer.schema import dotted_keys
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda, or auto.")]
+Split = Annotated[
+    Literal["train", "val", "test"],
+    typer.Option("--split", metavar="train|val|test", help="A split of the run's data."),
+]
+LabelledGraphs = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="FILE", help="Labelled graphs of your own, in place of the run's data."),
+]
 Checkpoint = Annotated[
     Literal["best", "last"],
     typer.Option("--checkpoint", metavar="best|last", help="Which weights of the run."),
