@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -36,12 +38,42 @@ BUCKETS = (
 
 
 def _launches(graphs: int, nodes: int, max_nodes: int) -> Iterator[tuple[Bucket, int, int]]:
-    """The buckets in use, each with the size that it starts above and the number of its tiles (see `tiles.locate`)."""
-    below = 0
-    for bucket in BUCKETS:
-        if nodes and below < min(max_nodes, MAX_NODES):
-            yield bucket, below, nodes // bucket.rows + graphs
-        below = bucket.keys
+    """The buckets in use, the slowest first, each with the size that it starts above and the number of its tiles."""
+    below = (0, *(bucket.keys for bucket in BUCKETS))
+    for bucket, more_than in reversed(list(zip(BUCKETS, below, strict=False))):
+        if nodes and more_than < min(max_nodes, MAX_NODES):
+            yield bucket, more_than, nodes // bucket.rows + graphs
+
+
+class Branches:
+    """Launches that need not wait for one another, in parallel branches of a CUDA graph; outside a capture, one by one.
+
+    Few graphs of a batch are in any one bucket, too few to fill a GPU.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self.unused = (
+            _side_streams(like.device) if like.is_cuda and torch.cuda.is_current_stream_capturing() else ()
+        )
+        self.used: list[torch.cuda.Stream] = []
+
+    def next(self) -> AbstractContextManager[Any]:
+        """A context for the launches of one more branch."""
+        if len(self.used) == len(self.unused):
+            return nullcontext()
+        side = self.unused[len(self.used)]
+        side.wait_stream(torch.cuda.current_stream())
+        self.used.append(side)
+        return torch.cuda.stream(side)
+
+    def join(self) -> None:
+        for side in self.used:
+            torch.cuda.current_stream().wait_stream(side)
+
+
+@cache
+def _side_streams(device: torch.device) -> tuple[torch.cuda.Stream, ...]:
+    return tuple(torch.cuda.Stream(device) for _ in BUCKETS[1:])
 
 
 def _tile_options(
@@ -154,11 +186,13 @@ def fused_attention(
     graphs = len(ptr) - 1
     log_alpha, hard = 0.0 if math.isinf(alpha) else math.log(alpha), potential or math.isinf(alpha)
     sizes = (log_alpha, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
+    branches = Branches(q)
     for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
         options = _tile_options(bucket, below, q, q_friction is None, potential, dropout_p)
-        forward_kernel[(tiles, heads)](
-            q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, *sizes, HARD=hard, **options
-        )
+        with branches.next():
+            forward_kernel[(tiles, heads)](
+                q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, *sizes, HARD=hard, **options
+            )
     if streamed:
         tensors = (q, k, v, q_friction, k_friction, out, means, stats, ptr, lam, seed)
         tile, _, _, steep = _stream_tiles(q, v)
@@ -168,6 +202,7 @@ def fused_attention(
         )
         options = _stream_options(steep, q, v, potential, dropout_p)
         pivot_forward_kernel[(nodes // steep.rows + graphs, heads)](*tensors, *sizes, HARD=hard, **options)
+    branches.join()
     return out, stats, means
 
 
@@ -197,11 +232,13 @@ def fused_attention_backward(
     inputs = (q, k, v, q_friction, k_friction, grad_out.contiguous())
     graphs = len(ptr) - 1
     tail = (stats, sums, ptr, seed, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
+    branches = Branches(q)
     for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
         options = _tile_options(bucket, below, q, q_friction is None, potential, dropout_p)
         grid = (tiles, heads)
-        query_kernel[grid](*inputs, of_q, of_q_friction, *tail, **options)
-        key_kernel[grid](*inputs, of_k, of_v, of_k_friction, *tail, **options)
+        with branches.next():
+            query_kernel[grid](*inputs, of_q, of_q_friction, *tail, **options)
+            key_kernel[grid](*inputs, of_k, of_v, of_k_friction, *tail, **options)
     if max_nodes > MAX_NODES:
         _, queries, keys, steep = _stream_tiles(q, v)
         plain = sums.new_empty((6, heads, nodes))
@@ -215,6 +252,7 @@ def fused_attention_backward(
         run(pivot_query_kernel, steep, of_q, of_q_friction, found)
         run(stream_key_kernel, keys, of_k, of_v, of_k_friction, plain)
         run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found)
+    branches.join()
     grad_log_kappa = sums[3].sum(-1) if nodes else q.new_zeros(0, dtype=torch.float32)
     by_graph = torch.segment_reduce(grad_log_kappa, "sum", offsets=ptr, initial=0.0)
     grad_lam = torch.where(lam > 0, by_graph / lam.clamp(min=torch.finfo(lam.dtype).tiny), 0).to(lam.dtype)

@@ -12,18 +12,18 @@ import triton.language as tl
 def locate(ptr, graphs, tile, ROWS: tl.constexpr):
     """First node and size of the graph that a tile belongs to, and the tile's first row in it (beyond the size: no tile).
 
-    Graph g owns the tiles from ptr[g] // ROWS + g on: enough for it, whatever the sizes, so that nobody need count them.
+    Graph g owns the tiles from ptr[g] // ROWS + g on: enough for it, whatever the sizes, so that nobody need count them. All of
+    ptr is compared at once: a search would wait for one load after the other.
     """
-    low, high = 0, graphs
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(ptr + middle) // ROWS + middle <= tile:
-            low = middle
-        else:
-            high = middle
-    start = tl.load(ptr + low)
-    n = (tl.load(ptr + low + 1) - start).to(tl.int32)
-    return start, n, low, ((tile - start // ROWS - low) * ROWS).to(tl.int32)
+    graph, start, end = -1, tl.zeros([], ptr.dtype.element_ty), tl.full([], 1 << 62, ptr.dtype.element_ty)
+    for first in range(0, graphs + 1, 256):
+        index = first + tl.arange(0, 256)
+        begins = tl.load(ptr + index, mask=index <= graphs, other=1 << 62)
+        owned = begins // ROWS + index <= tile
+        graph += tl.sum(owned.to(tl.int32), 0)
+        start = tl.maximum(start, tl.max(tl.where(owned, begins, 0), 0))
+        end = tl.minimum(end, tl.min(tl.where(owned, 1 << 62, begins), 0))
+    return start, (end - start).to(tl.int32), graph, ((tile - start // ROWS - graph) * ROWS).to(tl.int32)
 
 
 @triton.jit
