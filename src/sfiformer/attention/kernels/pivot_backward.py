@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 from sfiformer.attention.kernels.backward import gate_gradient, gradient_of_s, gradient_of_u, load_stats
+from sfiformer.attention.kernels.key_backward import store_columns
 from sfiformer.attention.kernels.solving import flows
-from sfiformer.attention.kernels.stream_backward import store_columns
 from sfiformer.attention.kernels.streaming import is_gentle, scores
 from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
@@ -22,10 +22,22 @@ def steep_rows(place, is_row, stride):
 
 
 @triton.jit
-def ahead_of_top(g, g_top, valid):
-    """g − g_top, and 0 within rounding: friction may multiply the heaviest key's own difference by any power of e."""
-    ahead = g - g_top[:, None]
-    return tl.where(valid & (tl.abs(ahead) > 4e-7 * tl.abs(g_top)[:, None]), ahead, 0.0)
+def norms(x):
+    """|x_i| of each row of a tile."""
+    x = x.to(tl.float32)
+    return tl.sqrt(tl.sum(x * x, 1))
+
+
+@triton.jit
+def ahead_of_top(s, m, g, g_top, upstream, values, valid):
+    """g − g_top, and 0 at the heaviest key (s = m) itself: friction may multiply a last bit there by any power of e.
+
+    Keys that tie with it keep their difference: what counts as rounding is small beside |dO| |v|.
+    """
+    ahead = tl.where(valid, g - g_top[:, None], 0.0)
+    size = norms(upstream)[:, None] * norms(values)[None, :]
+    is_top = tl.abs(s - m[:, None]) <= 3e-6 * (1 + tl.abs(m))[:, None]
+    return tl.where(is_top & (tl.abs(ahead) <= 2e-6 * size), 0.0, ahead)
 
 
 @triton.jit
@@ -61,9 +73,8 @@ def pivot_query_kernel(
             keys = first + tl.arange(0, KEYS)
             s = scores(x, k + at, keys, n, stride, width, scale, WIDTH, PRECISION)
             u = scores(x_friction, k_friction + at, keys, n, stride, width, scale, WIDTH, PRECISION)
-            g = scores(
-                upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
-            )
+            values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
+            g = tl.dot(upstream, tl.trans(values), input_precision=PRECISION)
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
@@ -78,7 +89,7 @@ def pivot_query_kernel(
             g_top = tl.where(heavier, g_here, g_top)
             heaviest = tl.maximum(heaviest, top)
             lifted = tl.exp(tl.minimum(log_weight + lift[:, None], 80.0))
-            ahead = ahead_of_top(g, g_top, valid)
+            ahead = ahead_of_top(s, m, g, g_top, upstream, values, valid)
             offset += tl.sum(lifted * ahead, 1)
             pull += tl.sum(z * ahead, 1)
             weight += tl.sum(lifted, 1)
@@ -97,14 +108,13 @@ def pivot_query_kernel(
             y_friction = load_chunk(k_friction + at, keys, n, stride, 0, width, WIDTH)
             s = scale * tl.dot(x, tl.trans(y), input_precision=PRECISION)
             u = scale * tl.dot(x_friction, tl.trans(y_friction), input_precision=PRECISION)
-            g = scores(
-                upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
-            )
+            values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
+            g = tl.dot(upstream, tl.trans(values), input_precision=PRECISION)
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
             z, _, log_gated = flows(s, u, valid, pivot, level, steep, m)
-            ahead = ahead_of_top(g, g_top, valid)
+            ahead = ahead_of_top(s, m, g, g_top, upstream, values, valid)
             gate = gate_gradient(log_gated, ahead, offset, lift)
             grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
             grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
@@ -134,16 +144,17 @@ def add_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
 def pivot_key_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, found, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What such queries add to the gradients of one tile of ROWS keys, where `pivot_query_kernel` found any in the graph."""
+    """What such queries add to the gradients of one tile of ROWS keys, where the kernels of queries found any in the graph."""
     head = tl.program_id(1)
     start, n, graph, first_key = locate(ptr, graphs, tl.program_id(0), ROWS)
-    if (first_key < n) & (n > MORE_THAN) & (tl.load(found + graph * heads + head) > 0):
+    if (first_key < n) & (tl.load(found + graph * heads + head) > 0):
         keys = first_key + tl.arange(0, ROWS)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
+        values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
         of_k = tl.zeros([ROWS, WIDTH], tl.float32)
         of_k_friction = tl.zeros([ROWS, WIDTH], tl.float32)
         of_v = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
@@ -167,15 +178,13 @@ def pivot_key_kernel(
                 )
                 s = scores(x, k + at, keys, n, stride, width, scale, WIDTH, PRECISION)
                 u = scores(x_friction, k_friction + at, keys, n, stride, width, scale, WIDTH, PRECISION)
-                g = scores(
-                    upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
-                )
+                g = tl.dot(upstream, tl.trans(values), input_precision=PRECISION)
                 if DROPOUT:
                     keep = kept(tl.load(seed), row_number, keys, dropout_p)
                     g *= keep
                 valid = (keys < n)[None, :] & hard[:, None]
                 z, _, log_gated = flows(s, u, valid, pivot, level, steep, m)
-                ahead = ahead_of_top(g, g_top, valid)
+                ahead = ahead_of_top(s, m, g, g_top, upstream, values, valid)
                 gate = gate_gradient(log_gated, ahead, offset, lift)
                 sunk = offset * tl.exp(-lift)
                 grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
