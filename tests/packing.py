@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -31,6 +33,16 @@ class Packed(NamedTuple):
 
     def leaves(self) -> Packed:
         return Packed(*(x.detach().clone().requires_grad_() for x in self[:5]), self.ptr)
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Memory that nobody has written to yet holds NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # the switch that PyTorch has for that
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def offsets(sizes) -> Tensor:

@@ -15,10 +15,13 @@ if not GPU:
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
+from packing import poisoned  # noqa: E402
+from sfiformer.attention import dfi_attention, kernels, sfi_attention  # noqa: E402
 from sfiformer.attention.kernels import launch  # noqa: E402
 from sfiformer.attention.packed import packed_attention  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
+SCALINGS = [(0.1, False), (math.inf, False), (0.1, True)]  # alpha, potential
 on_gpu = pytest.mark.skipif(not GPU, reason="no GPU")
 
 
@@ -46,6 +49,9 @@ def make(sizes, heads=1, width=20, value_width=24, spread=1.0, dtype=torch.float
 
 def attend(op, tensors, sizes, lam, alpha, potential, dropout_p=0.0, seed=0):
     ptr = torch.tensor([0, *sizes], device=DEVICE).cumsum(0)
+    if op is sfi_attention:
+        scaling = "potential" if potential else "absolute"
+        return (op(*tensors, ptr, lam=lam, alpha=alpha, scaling=scaling, max_nodes=max(sizes)),)
     seed = torch.tensor(seed, device=DEVICE)
     tail = (max(sizes),) if op is launch.fused_attention else (None, False)
     return op(*tensors, ptr, lam, seed, alpha, potential, tensors[0].shape[-1] ** -0.5, dropout_p, *tail)
@@ -66,17 +72,18 @@ def relative_errors(results, truth):
     ]
 
 
-def assert_as_good_as_the_twin(sizes, alpha, potential, floor, **kwargs):
+def assert_as_good_as_the_twin(sizes, alpha, potential, floor, op=launch.fused_attention, **kwargs):
     tensors, grad = make(sizes, **kwargs)
     case = (sizes, tensors, grad, alpha, potential)
     truth = with_gradients(packed_attention, *case, dtype=torch.float64)
-    kernel = relative_errors(with_gradients(launch.fused_attention, *case), truth)
+    with poisoned():
+        kernel = relative_errors(with_gradients(op, *case), truth)
     plain = relative_errors(with_gradients(packed_attention, *case), truth)
     limits = [2 * plain[0] + floor] + [3 * error + floor for error in plain[1:]]
     assert all(error <= limit for error, limit in zip(kernel, limits, strict=True)), (kernel, plain)
 
 
-@pytest.mark.parametrize(("alpha", "potential"), [(0.1, False), (math.inf, False), (0.1, True)])
+@pytest.mark.parametrize(("alpha", "potential"), SCALINGS)
 def test_matches_the_plain_twin(stream_all, alpha, potential):
     assert_as_good_as_the_twin([70, 0, 1], alpha, potential, floor=3e-6)
 
@@ -99,14 +106,48 @@ def test_small_and_large_graphs_share_a_batch(monkeypatch):
     assert max(relative_errors(mixed, [x.double() for x in on_chip])) < 3e-6
 
 
-def test_a_row_takes_few_sweeps(stream_all):
-    tensors, _ = make([130], width=16, value_width=16)
-    _, stats, _ = attend(
-        launch.fused_attention, tensors, [130], torch.tensor([1 / 130], device=DEVICE), 0.1, False
-    )
+@pytest.fixture
+def large_from_65(monkeypatch):
+    """`attend` sends the CPU's tensors to the kernels too, and streams graphs of more than 64 nodes."""
+    if not GPU:
+        monkeypatch.setattr(kernels, "usable", lambda x: x.dtype != torch.float64)
+    for module in (kernels, launch):
+        monkeypatch.setattr(module, "MAX_NODES", 64)
+
+
+@pytest.mark.parametrize(("alpha", "potential"), SCALINGS)
+def test_sfi_attention_streams_large_graphs(large_from_65, alpha, potential):
+    sizes = [9, 70]
+    tensors, grad = make(sizes)
+    case = (sizes, tensors, grad, alpha, potential)
+    got, expected = (with_gradients(op, *case) for op in (sfi_attention, launch.fused_attention))
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("max_nodes", [None, 70])
+def test_dense_attention_leaves_large_graphs_to_pytorch(large_from_65, monkeypatch, max_nodes):
+    (q, k, v, _, _), _ = make([9, 70])
+    monkeypatch.delattr(launch, "fused_attention")
+    ptr = torch.tensor([0, 9, 79], device=DEVICE)
+    out = dfi_attention(q, k, v, ptr, max_nodes=max_nodes)
+    torch.testing.assert_close(out, softmax_attention(q, k, v, [9, 70]), rtol=1e-5, atol=1e-5)
+
+
+def softmax_attention(q, k, v, sizes):
+    parts = zip(*(x.transpose(0, 1).split(sizes, 1) for x in (q, k, v)), strict=True)
+    outs = [(a @ b.mT * a.shape[-1] ** -0.5).softmax(-1) @ c for a, b, c in parts]
+    return torch.cat(outs, 1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("spread", [1.0, 10.0])
+def test_a_row_takes_few_sweeps_and_says_so(stream_all, spread):
+    tensors, _ = make([130], width=16, value_width=16, spread=spread)
+    lam = torch.tensor([1 / 130], device=DEVICE)
+    _, stats, _ = attend(launch.fused_attention, tensors, [130], lam, 0.1, False)
     assert len(stats) == 10
-    assert stats[9].ge(2).all()
+    assert stats[9].abs().ge(2).all()
     assert stats[9].le(4).all()
+    assert stats[9].lt(0).any() == (spread > 1)  # measured from a pivot
 
 
 def test_friction_without_strength_is_softmax(stream_all):
@@ -162,6 +203,73 @@ def test_large_graphs(dtype, width, spread):
     assert_as_good_as_the_twin(
         [2049, 700], 0.1, False, floor, heads=2, width=width, value_width=width, spread=spread, dtype=dtype
     )
+
+
+EVERY_SIZE = [0, 1, 2, 15, 16, 17, 31, 32, 33, 150, 480, 513, 2049]
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("sizes", "alpha", "potential"),
+    [*((EVERY_SIZE, *scaling) for scaling in SCALINGS), ([20_000], 0.1, False), ([20_000, 300], 0.1, True)],
+)
+def test_sfi_attention_at_every_size(sizes, alpha, potential, dtype):
+    floor = 1e-5 if dtype == torch.float32 else 1e-3
+    options = {"op": sfi_attention, "width": 32, "value_width": 40, "dtype": dtype}
+    assert_as_good_as_the_twin(sizes, alpha, potential, floor, **options)
+
+
+@on_gpu
+@pytest.mark.parametrize("sizes", [[2049, 700], [20_000]])
+def test_sfi_attention_streams_repeatably_and_is_captured(sizes):
+    tensors, grad = make(sizes, heads=2, width=64, value_width=64, dtype=torch.bfloat16)
+    ptr, lam = torch.tensor([0, *sizes], device=DEVICE).cumsum(0), 1 / max(sizes)
+    strengths = torch.full((len(sizes),), lam, device=DEVICE)
+    expected, stats, _ = attend(launch.fused_attention, tensors, sizes, strengths, 0.1, False)
+    assert stats[9, : sizes[0]].abs().ge(2).all()
+    for x in tensors:
+        x.requires_grad_()
+
+    def both():
+        out = sfi_attention(*tensors, ptr, lam=lam, max_nodes=max(sizes))
+        return out.detach(), *torch.autograd.grad(out, tensors, grad)
+
+    once = both()
+    assert torch.equal(once[0], expected)
+    assert all(torch.equal(a, b) for a, b in zip(once, both(), strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both()
+    with torch.no_grad():
+        for x in tensors:
+            x.mul_(0.5)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, both(), strict=True))
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "width"),
+    [
+        ([2049, 40, 0, 40], torch.float32, 35),
+        ([2049, 40], torch.float16, 68),
+        ([20_000, 5], torch.bfloat16, 64),
+    ],
+)
+def test_dense_attention_on_large_graphs(sizes, dtype, width):
+    tensors, grad = make(sizes, width=width, value_width=width, dtype=dtype)
+    ptr = torch.tensor([0, *sizes], device=DEVICE).cumsum(0)
+
+    def run(attention, dtype=dtype):
+        inputs = [x.detach().to(dtype).requires_grad_() for x in tensors[:3]]
+        out = attention(*inputs)
+        return [out, *torch.autograd.grad(out, inputs, grad.to(dtype))]
+
+    truth = run(lambda *inputs: softmax_attention(*inputs, sizes), torch.float64)
+    plain = relative_errors(run(lambda *inputs: softmax_attention(*inputs, sizes)), truth)
+    fused = relative_errors(run(lambda *inputs: dfi_attention(*inputs, ptr)), truth)
+    assert all(error <= 2 * limit + 1e-5 for error, limit in zip(fused, plain, strict=True)), (fused, plain)
 
 
 @on_gpu

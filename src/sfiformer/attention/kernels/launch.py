@@ -175,9 +175,10 @@ def fused_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention [N, heads, width of v], and what the backward needs. The plain twin is `packed_attention`.
 
-    That is nine numbers a row, [9, N, heads], and where graphs are streamed a tenth, the number of sweeps over their keys,
-    and Σ_A p v / W, [N, heads, width of v] in float32 (else empty). Without q_friction and k_friction there is none of it
-    (λ = 0): softmax attention where alpha is infinite; such graphs are not streamed.
+    That is nine numbers a row, [9, N, heads], and where graphs are streamed a tenth, the number of sweeps over their keys
+    (negative where a row was measured from a pivot), and Σ_A p v / W, [N, heads, width of v] in float32 (else empty). Without
+    q_friction and k_friction there is none of it (λ = 0): softmax attention where alpha is infinite; such graphs are not
+    streamed.
     """
     nodes, heads, width = q.shape
     out = torch.empty_like(v)

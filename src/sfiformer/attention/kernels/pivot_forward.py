@@ -161,4 +161,4 @@ def pivot_forward_kernel(
         tl.store(place + 3 * stat_stride, m, mask=hard)
         tl.store(place + 4 * stat_stride, total, mask=hard)
         tl.store(place + 5 * stat_stride, log_leak, mask=hard)
-        tl.store(place + 9 * stat_stride, u_min * 0 + sweeps, mask=hard)
+        tl.store(place + 9 * stat_stride, u_min * 0 - sweeps, mask=hard)
