@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from sfiformer.attention.kernels.key_backward import keep_for_keys
-from sfiformer.attention.kernels.solving import LOG_GENTLE, exp, flows, gentle_flows
+from sfiformer.attention.kernels.solving import exp, flows, gentle_weights
 from sfiformer.attention.kernels.streaming import is_gentle
 from sfiformer.attention.kernels.tiles import combine, kept, locate, products
 
@@ -87,15 +87,22 @@ def query_kernel(
         place = stats + first + rows * heads
         pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stat_stride)
         limit = tl.load(place + 8 * stat_stride, mask=is_row, other=0.0)
-        if tl.max(steep, 0) < LOG_GENTLE:
-            z, weight, gated = gentle_flows(s, u, valid, pivot, level, steep, m, limit)
+        gentle = is_gentle(pivot, steep, m, norm_s, norm_u)
+        if tl.min(gentle.to(tl.int32), 0) > 0:
+            weight, taken = gentle_weights(s, u, valid, pivot, level, steep, m, limit)
             g_top, lift = m * 0, m * 0
             # Σ_A p is made anew: a key at the very edge of A may fall on the other side of it now.
             leak = exp(tl.load(place + 5 * stat_stride, mask=is_row, other=0.0))
             offset = tl.sum(weight * g, 1) / (tl.sum(weight, 1) + leak)
             mean = offset
-            centred = g - offset[:, None]
-            gate = gated * centred
+            g -= offset[:, None]
+            eta = (tl.maximum(level, -1e30) + exp(steep))[:, None]
+            z = weight * tl.maximum(eta - taken, 0.0)
+            pull = tl.sum(g * z, 1)
+            grad_log_kappa = pull - mean * (1 - tl.sum(z, 1))
+            grad_s = gradient_of_s(s, valid, z, g, pull, norm_s, POTENTIAL)
+            share = exp(tl.minimum(pivot - norm_u - steep, 80.0)) * grad_log_kappa  # of f = share · κ f/p_m
+            grad_u = -(weight * g + share[:, None]) * taken
         else:
             z, log_weight, log_gated = flows(s, u, valid, pivot, level, steep, m)
             total = tl.load(place + 4 * stat_stride, mask=is_row, other=1.0)
@@ -108,13 +115,13 @@ def query_kernel(
             offset = (tl.sum(lifted * ahead, 1) - exp(tl.minimum(log_leak + lift, 80.0)) * g_top) / total
             mean = tl.where(level > 0, g_top + offset * exp(-lift), 0.0)
             centred = ahead - (offset * exp(-lift))[:, None]
+            pull = tl.sum(centred * z, 1)
+            grad_log_kappa = pull - mean * (1 - tl.sum(z, 1))
+            grad_s = gradient_of_s(s, valid, z, centred, pull, norm_s, POTENTIAL)
             gate = gate_gradient(log_gated, ahead, offset, lift)
-        pull = tl.sum(centred * z, 1)
-        grad_log_kappa = pull - mean * (1 - tl.sum(z, 1))
-        grad_s = gradient_of_s(s, valid, z, centred, pull, norm_s, POTENTIAL)
+            grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
         combine(grad_s, k + at, keys, grad_q + at, rows, n, stride, width, scale, WIDTH, PRECISION)
         if not DENSE:
-            grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
             combine(
                 grad_u, k_friction + at, keys, grad_q_friction + at, rows, n, stride, width, scale, WIDTH, PRECISION
             )  # fmt: skip
@@ -124,7 +131,6 @@ def query_kernel(
         tl.store(place + 2 * stat_stride, pull, mask=is_row)
         tl.store(place + 3 * stat_stride, grad_log_kappa, mask=is_row)
         tl.store(place + 4 * stat_stride, lift, mask=is_row)
-        gentle = is_row & is_gentle(pivot, steep, m, norm_s, norm_u)
         place = plain + head * (stat_stride // heads) + start + rows
         keep_for_keys(
             place,

@@ -249,12 +249,8 @@ def flows(s, u, valid, pivot, level, scale, m):
 
 
 @triton.jit
-def gentle_flows(s, u, valid, pivot, level, scale, m, limit):
-    """z, p/p_m on A and κ f p there, where κ f_k is moderate in every row of the tile: `flows` without logarithms."""
-    steep = exp(scale)
-    taken = steep[:, None] * exp(u - pivot[:, None])  # κ f_j / p_m
-    eta = (tl.maximum(level, -1e30) + steep)[:, None]
+def gentle_weights(s, u, valid, pivot, level, scale, m, limit):
+    """p/p_m on A (0 elsewhere) and κ f/p_m, where κ f_k is moderate in every row of the tile; z = p (η − κ f)₊ of them."""
+    taken = exp(tl.where(valid, u - (pivot - scale)[:, None], float("-inf")))
     active = valid & (u < limit[:, None]) & (level > float("-inf"))[:, None]
-    weight = tl.where(active, exp(s - m[:, None]), 0.0)
-    gated = tl.where(active, weight * taken, 0.0)
-    return tl.maximum(weight * eta - gated, 0.0), weight, gated
+    return tl.where(active, exp(s - m[:, None]), 0.0), taken
