@@ -37,7 +37,8 @@ import torch
 from batches import ALPHA, EXACT, ITERATIONS, LAM, PADDED, RELATIVE, SDPA, SHAPES, Batch, proximal
 from breakdown import kernel_table
 from common import header, judged, publish
-from large_graphs import one_large_graph
+from compiling import Case, compile_kernels
+from large_graphs import one_large_graph, sample
 from measured import Measured
 from peaks import shares
 from sfiformer.flow import Proximal, flows_from_scores
@@ -102,15 +103,14 @@ def one_shape(name: str, dtype: torch.dtype, arguments: argparse.Namespace) -> t
     """Tables and requirements of one batch."""
     device, shape = torch.device(arguments.device), SHAPES[name]
     on_cpu = device.type == "cpu"
-    graphs = min(shape.graphs, arguments.graphs or (shape.on_cpu if on_cpu else shape.graphs))
-    sizes = shape.sizes(graphs)
+    sizes = _sizes(name, arguments)
     batch = Batch(sizes, shape.heads, shape.width, device, dtype)
     methods = batch.methods()
     replay = () if on_cpu else (EXACT, RELATIVE, SDPA, PADDED)
     found = Measured.of(methods, device, replay, budget=arguments.seconds)
     lines = [
         "",
-        f"{name}: {graphs} of {shape.graphs} graphs, {np.mean(sizes):.0f} nodes each ({min(sizes)} to {max(sizes)}), "
+        f"{name}: {len(sizes)} of {shape.graphs} graphs, {np.mean(sizes):.0f} nodes each ({min(sizes)} to {max(sizes)}), "
         f"{shape.heads} heads of width {shape.width}, {_name(dtype)}",
         *found.table(list(methods), SDPA if on_cpu else PADDED),
     ]
@@ -136,6 +136,8 @@ def report(arguments: argparse.Namespace) -> str:
     ]
     if device.type == "cuda":
         lines.append("ratios    of replayed CUDA graphs; to and of proximal iterations, of plain calls")
+        print("compiling …", file=sys.stderr, flush=True)
+        compile_kernels(_cases(arguments), device)
     checks: list[str] = []
     for dtype in arguments.dtype:
         checks += ["", f"requirements, {dtype}"]
@@ -150,6 +152,23 @@ def report(arguments: argparse.Namespace) -> str:
         tables, met = one_large_graph(nodes, device, arguments.seconds)
         lines, checks = lines + tables, checks + met
     return "\n".join([*lines, *checks])
+
+
+def _sizes(name: str, arguments: argparse.Namespace) -> list[int]:
+    shape = SHAPES[name]
+    graphs = arguments.graphs or (shape.on_cpu if arguments.device == "cpu" else shape.graphs)
+    return shape.sizes(min(shape.graphs, graphs))
+
+
+def _cases(arguments: argparse.Namespace) -> list[Case]:
+    """All that a report on a GPU compiles kernels for."""
+    shapes = {name: SHAPES[name] for name in arguments.shapes}
+    cases = [
+        Case(_sizes(name, arguments), shape.heads, shape.width, getattr(torch, dtype))
+        for name, shape in shapes.items()
+        for dtype in arguments.dtype
+    ]
+    return cases + [sample()] * bool(arguments.large)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -9,11 +9,17 @@ from torch.nn.attention import SDPBackend
 from batches import ALPHA, EXACT, FLASH, LAM, RELATIVE, Batch
 from breakdown import kernel_table
 from common import judged
+from compiling import Case
 from measured import Measured
 from peaks import shares
 from sfiformer.attention import kernels
 
 HEADS, WIDTH = 8, 64
+
+
+def sample() -> Case:
+    """The smallest batch with the kernels of large graphs: they are compiled for multiples of 16 rows, as these are."""
+    return Case([kernels.MAX_NODES + 16], HEADS, WIDTH, torch.bfloat16)
 
 
 def one_large_graph(nodes: int, device: torch.device, seconds: float) -> tuple[list[str], list[str]]:

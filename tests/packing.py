@@ -45,6 +45,32 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+def margins(tensors, ptr, alpha) -> Tensor:
+    """How far the threshold μ of each row is from the nearest friction λ f, relative to μ: [nodes, heads], λ = 1/n.
+
+    At a margin within rounding a key is active or not by the last bit of its score, and the gradient has a jump there.
+    """
+    q, k, _, q_friction, k_friction = (x.detach().double() for x in tensors)
+    parts = []
+    for start, end in pairwise(ptr.tolist()):
+        if start == end:
+            continue
+        here = slice(start, end)
+        s, u = (
+            torch.einsum("ihd,jhd->ihj", a[here], b[here]) / a.shape[-1] ** 0.5
+            for a, b in ((q, k), (q_friction, k_friction))
+        )
+        r, cost = (-s).softmax(-1), u.softmax(-1) / (end - start)
+        low = torch.zeros_like(s[..., :1])
+        high = low + 2
+        for _ in range(100):
+            mu = (low + high) / 2
+            short = ((mu - cost).relu() / r).sum(-1, keepdim=True) + mu / alpha < 1
+            low, high = torch.where(short, mu, low), torch.where(short, high, mu)
+        parts.append(((mu - cost).abs() / mu).amin(-1))
+    return torch.cat(parts)
+
+
 def offsets(sizes) -> Tensor:
     return torch.tensor([0, *sizes]).cumsum(0)
 

@@ -16,7 +16,7 @@ if not GPU:
 triton = pytest.importorskip("triton", reason="the kernels need Triton")
 tl = pytest.importorskip("triton.language")
 
-from packing import poisoned  # noqa: E402
+from packing import margins, poisoned  # noqa: E402
 from sfiformer.attention import dfi_attention, sfi_attention  # noqa: E402
 from sfiformer.attention.kernels import launch  # noqa: E402
 from sfiformer.attention.kernels.tiles import kept  # noqa: E402
@@ -45,30 +45,6 @@ def attend(op, tensors, ptr, lam, alpha, potential, max_nodes, dropout_p=0.0, se
     seed = torch.tensor(seed, device=ptr.device)
     tail = (max_nodes,) if op is launch.fused_attention else (None, False)
     return op(*tensors, ptr, lam, seed, alpha, potential, width**-0.5, dropout_p, *tail)[0]
-
-
-def margins(tensors, ptr, alpha):
-    """How far the threshold μ of each row is from the nearest friction λ f, relative to μ: [nodes, heads], λ = 1/n.
-
-    At a margin within rounding a key is active or not by the last bit of its score, and the gradient has a jump there.
-    """
-    q, k, _, q_friction, k_friction = (x.detach().double() for x in tensors)
-    parts = []
-    for start, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
-        here = slice(start, end)
-        s, u = (
-            torch.einsum("ihd,jhd->ihj", a[here], b[here]) / a.shape[-1] ** 0.5
-            for a, b in ((q, k), (q_friction, k_friction))
-        )
-        r, cost = (-s).softmax(-1), u.softmax(-1) / max(end - start, 1)
-        low = torch.zeros_like(s[..., :1])
-        high = low + 2
-        for _ in range(100):
-            mu = (low + high) / 2
-            short = ((mu - cost).relu() / r).sum(-1, keepdim=True) + mu / alpha < 1
-            low, high = torch.where(short, mu, low), torch.where(short, high, mu)
-        parts.append(((mu - cost).abs() / mu).amin(-1))
-    return torch.cat(parts)
 
 
 def both(sizes, alpha, potential, margin=0.0, **kwargs):

@@ -15,7 +15,7 @@ if not GPU:
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
-from packing import poisoned  # noqa: E402
+from packing import margins, poisoned  # noqa: E402
 from sfiformer.attention import dfi_attention, kernels, sfi_attention  # noqa: E402
 from sfiformer.attention.kernels import launch  # noqa: E402
 from sfiformer.attention.packed import packed_attention  # noqa: E402
@@ -72,8 +72,14 @@ def relative_errors(results, truth):
     ]
 
 
-def assert_as_good_as_the_twin(sizes, alpha, potential, floor, op=launch.fused_attention, **kwargs):
+def assert_as_good_as_the_twin(
+    sizes, alpha, potential, floor, op=launch.fused_attention, margin=0.0, **kwargs
+):
+    """Rows within ``margin`` of a jump of the gradient are given none."""
     tensors, grad = make(sizes, **kwargs)
+    if margin:
+        ptr = torch.tensor([0, *sizes], device=DEVICE).cumsum(0)
+        grad = grad * (margins(tensors, ptr, alpha) > margin).unsqueeze(-1)
     case = (sizes, tensors, grad, alpha, potential)
     truth = with_gradients(packed_attention, *case, dtype=torch.float64)
     with poisoned():
@@ -109,8 +115,9 @@ def test_small_and_large_graphs_share_a_batch(monkeypatch):
 @pytest.fixture
 def large_from_65(monkeypatch):
     """`attend` sends the CPU's tensors to the kernels too, and streams graphs of more than 64 nodes."""
-    if not GPU:
-        monkeypatch.setattr(kernels, "usable", lambda x: x.dtype != torch.float64)
+    if GPU:
+        pytest.skip("a GPU does so with larger graphs, below")
+    monkeypatch.setattr(kernels, "usable", lambda x: x.dtype != torch.float64)
     for module in (kernels, launch):
         monkeypatch.setattr(module, "MAX_NODES", 64)
 
@@ -187,43 +194,45 @@ def test_dropout_is_that_of_the_rows_on_chip(monkeypatch, spread):
 
 @on_gpu
 @pytest.mark.parametrize(
-    ("dtype", "width", "spread"),
-    [
-        (torch.float32, 64, 1.0),
-        (torch.float32, 64, 10.0),
-        (torch.bfloat16, 64, 1.0),
-        (torch.bfloat16, 64, 10.0),
-        (torch.float16, 40, 1.0),
-        (torch.bfloat16, 68, 1.0),
-        (torch.bfloat16, 235, 1.0),
-    ],
+    ("dtype", "width"),
+    [(torch.float16, 40), (torch.bfloat16, 68), (torch.bfloat16, 235), (torch.float32, 235)],
 )
-def test_large_graphs(dtype, width, spread):
-    floor = 1e-5 * spread if dtype == torch.float32 else 1e-3
-    assert_as_good_as_the_twin(
-        [2049, 700], 0.1, False, floor, heads=2, width=width, value_width=width, spread=spread, dtype=dtype
-    )
+def test_any_width(stream_all, dtype, width):
+    floor, margin = (1e-5, 2e-5) if dtype == torch.float32 else (1e-3, 0.0)
+    shape = {"margin": margin, "heads": 2, "width": width, "value_width": width}
+    assert_as_good_as_the_twin([2049, 700], 0.1, False, floor, dtype=dtype, **shape)
 
 
 EVERY_SIZE = [0, 1, 2, 15, 16, 17, 31, 32, 33, 150, 480, 513, 2049]
+# To a compiled kernel these batches look alike, and like those of the next test: kernels take long to compile.
+SHAPE = {"heads": 2, "width": 64, "value_width": 64}
 
 
 @on_gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("sizes", "alpha", "potential"),
-    [*((EVERY_SIZE, *scaling) for scaling in SCALINGS), ([20_000], 0.1, False), ([20_000, 300], 0.1, True)],
+    ("sizes", "dtype", "potential", "spread"),
+    [
+        (EVERY_SIZE, torch.float32, False, 1.0),
+        (EVERY_SIZE, torch.float32, False, 10.0),
+        (EVERY_SIZE, torch.bfloat16, False, 1.0),
+        (EVERY_SIZE, torch.bfloat16, False, 10.0),
+        (EVERY_SIZE, torch.bfloat16, True, 1.0),
+        ([20_000, 33], torch.float32, False, 1.0),
+        ([20_000, 33], torch.bfloat16, False, 1.0),
+        ([20_000, 33], torch.bfloat16, True, 1.0),
+    ],
 )
-def test_sfi_attention_at_every_size(sizes, alpha, potential, dtype):
-    floor = 1e-5 if dtype == torch.float32 else 1e-3
-    options = {"op": sfi_attention, "width": 32, "value_width": 40, "dtype": dtype}
-    assert_as_good_as_the_twin(sizes, alpha, potential, floor, **options)
+def test_sfi_attention_at_every_size(sizes, dtype, potential, spread):
+    exact = dtype == torch.float32  # so much that one key across its threshold would show
+    floor, margin = 1e-5 * spread if exact else 1e-3, 2e-5 if exact and spread == 1 else 0.0
+    options = {"op": sfi_attention, "spread": spread, "dtype": dtype, "margin": margin}
+    assert_as_good_as_the_twin(sizes, 0.1, potential, floor, **options, **SHAPE)
 
 
 @on_gpu
-@pytest.mark.parametrize("sizes", [[2049, 700], [20_000]])
+@pytest.mark.parametrize("sizes", [[2049, 700], [20_000, 33]])
 def test_sfi_attention_streams_repeatably_and_is_captured(sizes):
-    tensors, grad = make(sizes, heads=2, width=64, value_width=64, dtype=torch.bfloat16)
+    tensors, grad = make(sizes, dtype=torch.bfloat16, **SHAPE)
     ptr, lam = torch.tensor([0, *sizes], device=DEVICE).cumsum(0), 1 / max(sizes)
     strengths = torch.full((len(sizes),), lam, device=DEVICE)
     expected, stats, _ = attend(launch.fused_attention, tensors, sizes, strengths, 0.1, False)
@@ -270,14 +279,6 @@ def test_dense_attention_on_large_graphs(sizes, dtype, width):
     plain = relative_errors(run(lambda *inputs: softmax_attention(*inputs, sizes)), truth)
     fused = relative_errors(run(lambda *inputs: dfi_attention(*inputs, ptr)), truth)
     assert all(error <= 2 * limit + 1e-5 for error, limit in zip(fused, plain, strict=True)), (fused, plain)
-
-
-@on_gpu
-def test_two_runs_agree_to_the_bit():
-    tensors, grad = make([3000, 200], heads=4, width=64, value_width=64, dtype=torch.bfloat16)
-    case = ([3000, 200], tensors, grad, 0.1, False)
-    once, again = (with_gradients(launch.fused_attention, *case) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
 def test_is_a_proper_operator(monkeypatch):
