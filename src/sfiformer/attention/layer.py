@@ -14,6 +14,7 @@ from sfiformer import ranks
 from sfiformer.attention.adjacency import Adjacency
 from sfiformer.attention.dense import dfi_attention
 from sfiformer.attention.functional import sfi_attention
+from sfiformer.attention.heads import split_heads
 from sfiformer.attention.widths import by_parts, wide, widened
 from sfiformer.flow.problem import Scaling, Solver
 
@@ -227,8 +228,7 @@ class SFiAttention(nn.Module):
         learned = self.mode == "sfi" and self.friction == "learned"
         pairs = [self.query, self.key, *([self.friction_query, self.friction_key] if learned else [])]
         packed = by_parts(x, [*pairs, self.value], self.heads)  # [nodes, 3 or 5, heads, width]
-        scores, values = packed.split([len(pairs), 1], dim=1)
-        parts, values = self._normalised(scores).unbind(1), values.squeeze(1)
+        *parts, values = split_heads(packed, len(pairs) if self.qk_norm else 0, self._eps(packed))
         if learned:
             return Scores(*parts), values
         q, k = parts
@@ -238,21 +238,16 @@ class SFiAttention(nn.Module):
         if self.friction == "tied":
             return Scores(q, k, -q, k), values
         assert callable(self.friction)
-        q_friction, k_friction = (self._normalised(widened(part, q.shape[-1])) for part in self.friction(x))
+        of_friction = torch.stack([widened(part, q.shape[-1]) for part in self.friction(x)], dim=1)
+        q_friction, k_friction = split_heads(of_friction, 2 if self.qk_norm else 0, self._eps(q))
         return Scores(q, k, q_friction, k_friction), values
 
-    def _normalised(self, x: Tensor) -> Tensor:
-        """Divided by the root mean square over the head, zero columns and all, if the layer does so.
+    def _eps(self, x: Tensor) -> float:
+        """Of the root mean square over a head, zero columns and all. Half precision's own would be no small number there.
 
         Zero columns should not count: that makes a factor √share of queries and of keys, left to the scale of their scores.
         """
-        if not self.qk_norm:
-            return x
-        # Half precision's own ε would be no small number beside a mean square.
-        eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
-        # Autocast (of PyTorch 2.12) would write it all in float32 and back; the operator works in float32 on chip anyway.
-        with torch.autocast(x.device.type, enabled=False):
-            return F.rms_norm(x, x.shape[-1:], eps=self._share(x) * eps)
+        return self._share(x) * torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
 
     def _share(self, x: Tensor) -> float:
         """The share of a head's columns that are not padding, where it is normalised (else 1)."""
