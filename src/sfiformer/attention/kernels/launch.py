@@ -86,7 +86,7 @@ def _tile_options(
         "ROWS": bucket.rows,
         "KEYS": bucket.keys,
         "MORE_THAN": below,
-        "WIDTH": (64 if q.shape[2] >= 128 else 32) if half else 16,
+        "WIDTH": _chunk(q.shape[2]) if half else 16,
         "POTENTIAL": potential,
         "DENSE": dense,
         "DROPOUT": dropout_p > 0,
@@ -96,6 +96,13 @@ def _tile_options(
         # The backward must find the forward's scores again, to the bit: no product may melt into a later subtraction.
         "enable_fp_fusion": False,
     }
+
+
+def _chunk(width: int) -> int:
+    """Columns of a head at a time: many where heads are wide, and few where more would be padding."""
+    if width >= 128:
+        return 64
+    return 32 if width % 32 == 0 else 16
 
 
 def _precision(q: Tensor, *, long: bool = False) -> str:
@@ -142,16 +149,18 @@ def _padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def _stream_tiles(q: Tensor, v: Tensor) -> tuple[Stream, Stream, Stream, Stream]:
+def _stream_tiles(q: Tensor, v: Tensor, max_nodes: int) -> tuple[Stream, Stream, Stream, Stream]:
     """Tiles of the forward, of the backward's queries and of its keys, and of rows measured from a pivot."""
     width, half = _padded(max(q.shape[2], v.shape[2])), q.element_size() == 2
     steep = Stream(32, 32, 4, 1)
     if half and width <= 64:
-        return Stream(128, 64, 8, 3), Stream(128, 64, 8, 2), Stream(64, 32, 4, 2), steep
+        keys = Stream(64, 32, 4, 2) if max_nodes > MAX_NODES else Stream(32, 32, 4, 1)
+        keys = Stream(64, 64, 4, 1) if width <= 32 else keys
+        return Stream(128, 64, 8, 3), Stream(128, 64, 8, 3), keys, steep
     if half and width <= 128:
         return Stream(64, 32, 8, 2), Stream(64, 32, 8, 2), Stream(32, 64, 4, 1), steep
     if half:
-        return Stream(64, 32, 8, 2), Stream(32, 64, 8, 1), Stream(32, 64, 8, 1), steep
+        return Stream(64, 32, 8, 2), Stream(32, 64, 8, 2), Stream(32, 64, 8, 2), steep
     if width <= 64:
         return Stream(64, 32, 8, 2), Stream(64, 32, 8, 1), Stream(64, 32, 8, 1), steep
     return Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), steep._replace(rows=16, warps=8)
@@ -190,15 +199,30 @@ def fused_attention(
     log_alpha, hard = 0.0 if math.isinf(alpha) else math.log(alpha), potential or math.isinf(alpha)
     sizes = (log_alpha, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
     branches = Branches(q)
+    # Half of the registers hold a gentle tile: twice as many programs at a time.
+    lean = {"maxnreg": 128} if q.element_size() == 2 and q.is_cuda else {}
     for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
         options = _tile_options(bucket, below, q, q_friction is None, potential, dropout_p)
         with branches.next():
             forward_kernel[(tiles, heads)](
-                q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, *sizes, HARD=hard, **options
+                q,
+                k,
+                v,
+                q_friction,
+                k_friction,
+                out,
+                stats,
+                ptr,
+                lam,
+                seed,
+                *sizes,
+                HARD=hard,
+                **options,
+                **lean,
             )
     if streamed:
         tensors = (q, k, v, q_friction, k_friction, out, means, stats, ptr, lam, seed)
-        tile, _, _, steep = _stream_tiles(q, v)
+        tile, _, _, steep = _stream_tiles(q, v, max_nodes)
         options = _stream_options(tile, q, v, potential, dropout_p)
         stream_forward_kernel[(nodes // tile.rows + graphs, heads)](
             *tensors, *sizes, MORE_THAN=MAX_NODES, HARD=hard, DOUBT=DOUBT[q.dtype], **options
@@ -239,7 +263,7 @@ def fused_attention_backward(
     found = torch.zeros((graphs, heads), dtype=torch.int32, device=q.device)  # whether there are other rows
     inputs = (q, k, v, q_friction, k_friction, grad_out.contiguous())
     tail = (stats, sums, ptr, seed, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
-    _, queries, keys, steep = _stream_tiles(q, v)
+    _, queries, keys, steep = _stream_tiles(q, v, max_nodes)
 
     def run(kernel: Any, tile: Stream, *tensors: Tensor, **more: Any) -> None:
         options = _stream_options(tile, q, v, potential, dropout_p)
