@@ -6,6 +6,8 @@ row's normalisers (f = exp(u − norm_u), and r or p likewise),
     log κ f_k p_m = strength + (m − norm_s) + (u_k − norm_u) ,
     log ε/p_m     = −log α − (m − norm_s) ,
     log ε κ f_k   = strength − log α + (u_k − norm_u) .
+
+The ninth number of such a row is not a limit but the index of its heaviest active key, for the backward.
 """
 
 import triton
@@ -72,6 +74,16 @@ def measure_streamed(
 
 
 @triton.jit
+def steep_flows(s, u, valid, pivot, level, steep, m):
+    """`solving.flows`, though scores come out with other last bits than those that the row was solved with.
+
+    A key at the very edge of A may then be on its other side: no weight exceeds that of m, and no flow the whole.
+    """
+    z, log_weight, log_gated = flows(tl.minimum(s, m[:, None]), u, valid, pivot, level, steep, m)
+    return tl.minimum(z, 1.0), log_weight, log_gated
+
+
+@triton.jit
 def pivot_forward_kernel(
     q, k, v, q_friction, k_friction, out, means, stats, ptr, lam, seed,
     log_alpha, scale, dropout_p, graphs, heads, width, value_width, stat_stride,
@@ -135,6 +147,7 @@ def pivot_forward_kernel(
             shrinking = tl.max(shrink.to(tl.int32), 0)
 
         level = tl.where(level > 0, level, -inf)
+        heaviest, top = tl.full([ROWS], -inf, tl.float32), tl.zeros([ROWS], tl.int32)
         sum_z = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
         sum_w = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
         for first in range(0, n, KEYS):
@@ -142,7 +155,11 @@ def pivot_forward_kernel(
             s = scores(x, y, keys, n, stride, width, scale, WIDTH, PRECISION)
             u = scores(x_friction, y_friction, keys, n, stride, width, scale, WIDTH, PRECISION)
             valid = (keys < n)[None, :] & hard[:, None]
-            z, log_weight, _ = flows(s, u, valid, pivot, level, steep, m)
+            z, log_weight, _ = steep_flows(s, u, valid, pivot, level, steep, m)
+            highest = tl.max(log_weight, 1)
+            first_highest = tl.min(tl.where(log_weight >= highest[:, None], keys[None, :], n), 1)
+            top = tl.where(highest > heaviest, first_highest, top)
+            heaviest = tl.maximum(heaviest, highest)
             w = tl.exp(log_weight)
             if DROPOUT:
                 keep = kept(tl.load(seed), start * heads + head + rows * heads, keys, dropout_p)
@@ -161,4 +178,5 @@ def pivot_forward_kernel(
         tl.store(place + 3 * stat_stride, m, mask=hard)
         tl.store(place + 4 * stat_stride, total, mask=hard)
         tl.store(place + 5 * stat_stride, log_leak, mask=hard)
+        tl.store(place + 8 * stat_stride, top.to(tl.float32), mask=hard)
         tl.store(place + 9 * stat_stride, u_min * 0 + sweeps, mask=hard)

@@ -17,6 +17,7 @@ from sfiformer.attention.kernels.streaming import (
     STEEP,
     chord,
     first_sweep,
+    is_gentle,
     probe,
     scalings,
     tighten,
@@ -189,7 +190,10 @@ def stream_forward_kernel(
         total += leak
         step = tl.where(flowing, (1 - flow - leak * eta) / tl.maximum(total, 1e-37), 0.0)
         eta += step
+        # A gentle row may be measured from any friction: from half its level, where nothing cancels.
+        pivot = tl.minimum(cut + tl.log(0.5 * eta), u_max)
         hard = hard | (eta > GENTLE)
+        hard = hard | (flowing & (is_gentle(pivot, pivot - cut, m, norm_s, norm_u) == 0))
         is_row = rows < n
         columns = tl.arange(0, VALUE_WIDTH)
         inside = (is_row & (hard == 0))[:, None] & (columns < value_width)[None, :]
@@ -199,8 +203,6 @@ def stream_forward_kernel(
         tl.store(means + value_at + place, sum_w / tl.maximum(total, 1e-37)[:, None], mask=inside)
 
         limit = tl.where(steep < STEEP, cut + tl.log(upper), float("inf"))  # of the active u of marked rows
-        # A gentle row may be measured from any friction: from half its level, where nothing cancels.
-        pivot = tl.minimum(cut + tl.log(0.5 * eta), u_max)
         steep = tl.where(flowing, pivot - cut, 0.0)
         place = stats + row_number
         tl.store(place, tl.where(hard, limit, tl.where(flowing, pivot, u_max)), mask=is_row)
