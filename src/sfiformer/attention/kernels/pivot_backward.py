@@ -97,7 +97,8 @@ def pivot_query_kernel(
         sunk = offset * tl.exp(-lift)  # ḡ − g_top
         mean = tl.where(level > 0, g_top + sunk, 0.0)
         pull -= sunk * flow
-        grad_log_kappa = pull - mean * (1 - flow)
+        # Less ḡ (1 − Σ z), and 1 − Σ z is ε η: of the sum itself only rounding would be left.
+        grad_log_kappa = pull - mean * (tl.exp(log_leak) * tl.maximum(level, 0.0) + tl.exp(log_leak + steep))
 
         of_q = tl.zeros([ROWS, WIDTH], tl.float32)
         of_q_friction = tl.zeros([ROWS, WIDTH], tl.float32)

@@ -29,7 +29,7 @@ def store_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
 def plain_gradients(
     s, high_s, u, g, reference, threshold, norm_s, mean, pull, share, POTENTIAL: tl.constexpr
 ):
-    """z, (g − ḡ) z, ∂L/∂s and ∂L/∂u of a block; the numbers of its rows (queries) are broadcast to it by the caller.
+    """z, η p on A, ∂L/∂s and ∂L/∂u of a block; the numbers of its rows (queries) are broadcast to it by the caller.
 
     With exp(s − reference) = η p and exp(u − threshold) = κ f / η, a flow is z = η p (1 − κ f / η)₊. ``share`` is
     ∂L/∂log κ · exp(threshold − norm_u), since f itself is exp(u − norm_u). All these exponents come in units of log 2.
@@ -41,8 +41,7 @@ def plain_gradients(
     z = supply - taken
     spread = tl.exp2(s - norm_s) if POTENTIAL else tl.exp2(norm_s - high_s)
     centred = g - mean
-    moved = centred * z
-    return z, moved, moved - spread * pull, -(taken * centred + ratio * share)
+    return z, supply, centred * z - spread * pull, -(taken * centred + ratio * share)
 
 
 @triton.jit
@@ -73,17 +72,21 @@ def stream_query_kernel(
         mean = load_chunk(means + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
         reach = tl.where(gentle, tl.sum(upstream.to(tl.float32) * o.to(tl.float32), 1), 0.0)  # Σ g z
         mean = tl.where(gentle, tl.sum(upstream.to(tl.float32) * mean, 1), 0.0)  # ḡ
-        spill = mean * tl.exp(log_leak) * eta  # ḡ (1 − Σ z)
-        pull = reach - mean + spill
+        spill = tl.where(flowing, tl.exp(log_leak) * eta, 0.0)  # 1 − Σ z
+        pull = reach - mean + mean * spill
         relative = tl.exp(tl.minimum(threshold - norm_u, 80.0))
-        share = (pull - spill) * relative
+        share = (reach - mean) * relative
         reference, threshold, norm_s = reference * LOG2E, threshold * LOG2E, norm_s * LOG2E
 
         x = load_chunk(q + at, rows, n, stride, 0, width, WIDTH)
         x_friction = load_chunk(q_friction + at, rows, n, stride, 0, width, WIDTH)
         of_q = tl.zeros([ROWS, WIDTH], tl.float32)
         of_q_friction = tl.zeros([ROWS, WIDTH], tl.float32)
-        summed = tl.zeros([ROWS], tl.float32)
+        moved, supplied, total = (
+            tl.zeros([ROWS], tl.float32),
+            tl.zeros([ROWS], tl.float32),
+            tl.zeros([ROWS], tl.float32),
+        )
         for first in range(0, n, KEYS):
             keys = first + tl.arange(0, KEYS)
             outside = tl.where(keys < n, 0.0, float("-inf"))[None, :]
@@ -96,28 +99,36 @@ def stream_query_kernel(
             )
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
-            _, moved, grad_s, grad_u = plain_gradients(
+            z, supply, grad_s, grad_u = plain_gradients(
                 s + outside, s - outside, u + outside, g, reference[:, None], threshold[:, None], norm_s[:, None],
                 mean[:, None], pull[:, None], share[:, None], POTENTIAL,
             )  # fmt: skip
-            summed += tl.sum(moved, 1)
+            centred = g - mean[:, None]
+            moved += tl.sum(z * centred, 1)
+            supplied += tl.sum(supply * centred, 1)
+            total += tl.sum(supply, 1)
             of_q = tl.dot(grad_s.to(y.dtype), y, of_q, input_precision=PRECISION)
             of_q_friction = tl.dot(grad_u.to(y.dtype), y_friction, of_q_friction, input_precision=PRECISION)
         store_columns(grad_q + at, rows, of_q * scale, gentle, stride, width, WIDTH)
         store_columns(grad_q_friction + at, rows, of_q_friction * scale, gentle, stride, width, WIDTH)
+        # How far ḡ was off, and what follows: ḡ = Σ_A p g / W, T = Σ (g − ḡ) z with Σ z = 1 − ε η.
+        off = tl.where(flowing, (supplied - spill * mean) / tl.maximum(total + spill, 1e-37), 0.0)
+        mean += off
+        pull = moved - off * (1 - spill)
+        grad_log_kappa = pull - mean * spill
         place = sums + row_number
         tl.store(place, mean * 0, mask=gentle)
         tl.store(place + stat_stride, mean, mask=gentle)
-        tl.store(place + 2 * stat_stride, summed, mask=gentle)
-        tl.store(place + 3 * stat_stride, summed - spill, mask=gentle)
+        tl.store(place + 2 * stat_stride, pull, mask=gentle)
+        tl.store(place + 3 * stat_stride, grad_log_kappa, mask=gentle)
         tl.store(place + 4 * stat_stride, mean * 0, mask=gentle)
         # For the keys, [6, heads, N]: rows that are not gentle have no flow and no gradient here.
         place = plain + head * (stat_stride // heads) + start + rows
         tl.store(place, reference, mask=is_row)
         tl.store(place + stat_stride, threshold, mask=is_row)
         tl.store(place + 2 * stat_stride, mean, mask=is_row)
-        tl.store(place + 3 * stat_stride, summed, mask=is_row)
-        tl.store(place + 4 * stat_stride, (summed - spill) * relative, mask=is_row)
+        tl.store(place + 3 * stat_stride, pull, mask=is_row)
+        tl.store(place + 4 * stat_stride, grad_log_kappa * relative, mask=is_row)
         tl.store(place + 5 * stat_stride, norm_s, mask=is_row)
 
 
