@@ -3,8 +3,8 @@
 1. A sample of the keys gives a first guess of η, by Newton's method on the sample alone.
 2. One sweep over all keys finds the rows' normalisers and g at three probes around the guess: see `streaming`.
 3. Further sweeps with three probes each, only while a row of the tile is in doubt.
-4. The last sweep sums the flows z and the weights w of the active keys against the values, and takes the last Newton step
-   on the way: η moves by (1 − g(η)) / W, and Σ z v with it by as much of Σ_A w v.
+4. The last sweep, at a cubic estimate of η, sums the flows z and the weights w of the active keys against the values, and
+   takes the last Newton step on the way: η moves by (1 − g(η)) / W, and Σ z v with it by as much of Σ_A w v.
 
 Rows that are not gentle are marked and left to `pivot_forward`.
 """
@@ -16,6 +16,7 @@ from sfiformer.attention.kernels.solving import GENTLE
 from sfiformer.attention.kernels.streaming import (
     STEEP,
     chord,
+    estimate,
     first_sweep,
     is_gentle,
     probe,
@@ -164,7 +165,8 @@ def stream_forward_kernel(
             hard = hard | (lower > GENTLE)
             sweeps += 1
 
-        eta = tl.where(hard, 0.0, upper)
+        eta = estimate(leak, low, g_low, w_under, high, g_high, w_over, lower, upper)
+        eta = tl.where(hard, 0.0, eta)
         flow, total = none, none
         sum_z = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
         sum_w = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)

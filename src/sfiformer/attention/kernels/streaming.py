@@ -142,6 +142,21 @@ def chord(low, g_low, w_low, high, g_high, w_high, upper):
 
 
 @triton.jit
+def estimate(leak, low, g_low, w_low, high, g_high, w_high, lower, upper):
+    """Where the last Newton step starts: η(g = 1) on the cubic through both ends of the bracket and their slopes 1/W.
+
+    So few keys lie between it and the root that the step ends within rounding of the root, whose active set the backward
+    needs. Where the active weights of the two ends differ much, the upper bound serves.
+    """
+    across = g_high - g_low
+    t = (1 - g_low) / tl.maximum(across, 1e-37)
+    bend = (1 - t) * across * ((1 - t) / tl.maximum(w_low, 1e-37) - t / tl.maximum(w_high, 1e-37))
+    cubic = low + t * ((high - low) * t * (3 - 2 * t) + bend)
+    smooth = (g_high > 1) & (w_low - leak > 0.5 * (w_high - leak))
+    return tl.where(smooth, tl.minimum(tl.maximum(cubic, lower), upper), upper)
+
+
+@triton.jit
 def is_gentle(pivot, steep, m, norm_s, norm_u):
     """Whether the backward of a row can use plain exponentials: no ratio of the row's numbers leaves their range."""
     return (steep < LOG_GENTLE) & (norm_u - pivot < 60) & (norm_s - m < 60)
