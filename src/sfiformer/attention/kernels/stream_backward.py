@@ -1,11 +1,12 @@
 """The backward kernels of large graphs: a tile of queries with the keys streaming past it, and a tile of keys with the queries.
 
-The forward left O = Σ z v and O₂ = Σ_A p v / W of each row, so the sums that the closed form of `sfiformer.flow.exact` needs
-are known before the sweep:
+The forward left O₂ = Σ_A p v / W and O − O₂ of each row, O = Σ z v, so the sums that the closed form of
+`sfiformer.flow.exact` needs are known before the sweep:
 
-    ḡ = dO · O₂ ,    Σ g z = dO · O ,    T = Σ g z − ḡ Σ z ,    ∂L/∂log κ = Σ g z − ḡ .
+    ḡ = dO · O₂ ,    ∂L/∂log κ = Σ g z − ḡ = dO · (O − O₂) ,    T = Σ g z − ḡ Σ z = ∂L/∂log κ + ḡ ε η .
 
-O is rounded to the type of v. For the gradient of λ, where errors of many rows add up, and for the keys, T is summed anew.
+Both were summed in products of the type of v. For the keys, and for the gradient of λ, where errors of many rows add up,
+the sweep sums all three anew in float32.
 Rows that are not gentle count for nothing here: see `pivot_backward`. No atomics: two runs agree to the bit.
 """
 
@@ -46,7 +47,7 @@ def plain_gradients(
 
 @triton.jit
 def stream_query_kernel(
-    q, k, v, q_friction, k_friction, grad_out, out, means, grad_q, grad_q_friction, plain, stats, sums, ptr, seed,
+    q, k, v, q_friction, k_friction, grad_out, means, slopes, grad_q, grad_q_friction, plain, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -68,14 +69,14 @@ def stream_query_kernel(
         threshold = tl.where(flowing, pivot + (tl.log(eta) - steep), norm_u)
         log_leak = tl.load(stats + row_number + 5 * stat_stride, mask=is_row, other=float("-inf"))
         upstream = load_chunk(grad_out + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
-        o = load_chunk(out + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
+        slope = load_chunk(slopes + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
         mean = load_chunk(means + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
-        reach = tl.where(gentle, tl.sum(upstream.to(tl.float32) * o.to(tl.float32), 1), 0.0)  # Σ g z
+        slope = tl.where(gentle, tl.sum(upstream.to(tl.float32) * slope, 1), 0.0)  # ∂L/∂log κ
         mean = tl.where(gentle, tl.sum(upstream.to(tl.float32) * mean, 1), 0.0)  # ḡ
         spill = tl.where(flowing, tl.exp(log_leak) * eta, 0.0)  # 1 − Σ z
-        pull = reach - mean + mean * spill
+        pull = slope + mean * spill
         relative = tl.exp(tl.minimum(threshold - norm_u, 80.0))
-        share = (reach - mean) * relative
+        share = slope * relative
         reference, threshold, norm_s = reference * LOG2E, threshold * LOG2E, norm_s * LOG2E
 
         x = load_chunk(q + at, rows, n, stride, 0, width, WIDTH)

@@ -31,6 +31,21 @@ def scores(x, base, keys, n, stride, width, scale, WIDTH: tl.constexpr, PRECISIO
 
 
 @triton.jit
+def weigh(x, values, total, seen, lost, PRECISION: tl.constexpr):
+    """Add Σ_j x_j v_j of a block to ``total``, Σ x to ``seen``, and what rounding to the type of v takes of it to ``lost``."""
+    rounded = x.to(values.dtype)
+    total = tl.dot(rounded, values, total, input_precision=PRECISION)
+    return total, seen + tl.sum(x, 1), lost + tl.sum(x - rounded.to(tl.float32), 1)
+
+
+@triton.jit
+def whole(total, seen, lost):
+    """The sum of `weigh`, with the weights that rounding took shared out: a row of one key then has its value exactly."""
+    rounded = seen - lost
+    return total * tl.where(rounded > 0, seen / tl.maximum(rounded, 1e-37), 1.0)[:, None]
+
+
+@triton.jit
 def scalings(
     m, s_min, u_max, sum_s, sum_r, sum_u, lam, log_alpha, n, POTENTIAL: tl.constexpr, HARD: tl.constexpr
 ):
