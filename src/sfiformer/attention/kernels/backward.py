@@ -2,7 +2,8 @@
 
 It recomputes the flows from the nine numbers a row that the forward left, and applies the closed form of
 `sfiformer.flow.exact`. For the kernels of keys it leaves, for each row, the gradient at the heaviest key, the offset of the
-mean from it (and by what power of e that was lifted), the pull T and ∂L/∂log κ; and what `key_backward.keep` says.
+mean from it (lifted by κ f_k), the pull T and ∂L/∂log κ, the size of the terms of a gradient and the heaviest key's number;
+and what `keep_for_keys` says.
 No atomics: two runs agree to the bit.
 """
 
@@ -90,7 +91,7 @@ def query_kernel(
         gentle = is_gentle(pivot, steep, m, norm_s, norm_u)
         if tl.min(gentle.to(tl.int32), 0) > 0:
             weight, taken = gentle_weights(s, u, valid, pivot, level, steep, m, limit)
-            g_top, lift = m * 0, m * 0
+            g_top, size, top = m * 0, m * 0, m.to(tl.int32) * 0
             # Σ_A p is made anew: a key at the very edge of A may fall on the other side of it now.
             leak = exp(tl.load(place + 5 * stat_stride, mask=is_row, other=0.0))
             offset = tl.sum(weight * g, 1) / (tl.sum(weight, 1) + leak)
@@ -108,9 +109,13 @@ def query_kernel(
             total = tl.load(place + 4 * stat_stride, mask=is_row, other=1.0)
             log_leak = tl.load(place + 5 * stat_stride, mask=is_row, other=float("-inf"))
             heaviest = log_weight >= tl.max(log_weight, 1)[:, None]
-            g_top = tl.sum(tl.where(heaviest, g, 0.0), 1) / tl.sum(heaviest.to(tl.float32), 1)
+            top = tl.min(tl.where(heaviest, keys[None, :], KEYS - 1), 1)
+            g_top = tl.sum(tl.where(keys[None, :] == top[:, None], g, 0.0), 1)
             ahead = tl.where(valid, g - g_top[:, None], 0.0)
-            lift = tl.maximum(steep, 0.0)
+            lift, size = (
+                tl.maximum(steep, 0.0),
+                4 * tl.max(tl.abs(g), 1),
+            )  # no less than Σ |dO| |v|, as a rule
             lifted = exp(tl.minimum(log_weight + lift[:, None], 80.0))
             offset = (tl.sum(lifted * ahead, 1) - exp(tl.minimum(log_leak + lift, 80.0)) * g_top) / total
             mean = tl.where(level > 0, g_top + offset * exp(-lift), 0.0)
@@ -130,7 +135,8 @@ def query_kernel(
         tl.store(place + stat_stride, offset, mask=is_row)
         tl.store(place + 2 * stat_stride, pull, mask=is_row)
         tl.store(place + 3 * stat_stride, grad_log_kappa, mask=is_row)
-        tl.store(place + 4 * stat_stride, lift, mask=is_row)
+        tl.store(place + 4 * stat_stride, size, mask=is_row)
+        tl.store(place + 5 * stat_stride, top.to(tl.float32), mask=is_row)
         place = plain + head * (stat_stride // heads) + start + rows
         keep_for_keys(
             place,

@@ -47,7 +47,7 @@ def store_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
 def plain_gradients(
     s, high_s, u, g, reference, threshold, limit, norm_s, mean, pull, share, POTENTIAL: tl.constexpr
 ):
-    """z, (g − ḡ) z, ∂L/∂s and ∂L/∂u of a block; the numbers of its rows (queries) are broadcast to it by the caller.
+    """z, η p on A, ∂L/∂s and ∂L/∂u of a block; the numbers of its rows (queries) are broadcast to it by the caller.
 
     With exp(s − reference) = η p and exp(u − threshold) = κ f / η, a flow is z = η p (1 − κ f / η)₊, and a key is active
     where u < limit, which lies at the threshold or between it and the nearest u, so that no last bit decides. ``share`` is
@@ -60,8 +60,7 @@ def plain_gradients(
     z = tl.maximum(supply - taken, 0.0)
     spread = tl.exp2(s - norm_s) if POTENTIAL else tl.exp2(norm_s - high_s)
     centred = g - mean
-    moved = centred * z
-    return z, moved, moved - spread * pull, -(taken * centred + ratio * share)
+    return z, supply, centred * z - spread * pull, -(taken * centred + ratio * share)
 
 
 @triton.jit(do_not_specialize=["graphs", "stat_stride"])

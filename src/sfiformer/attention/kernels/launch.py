@@ -185,16 +185,16 @@ def fused_attention(
     """Attention [N, heads, width of v], and what the backward needs. The plain twin is `packed_attention`.
 
     That is nine numbers a row, [9, N, heads], and where graphs are streamed a tenth, the number of sweeps over their keys
-    (negative where a row was measured from a pivot), and Σ_A p v / W, [N, heads, width of v] in float32 (else empty). Without
-    q_friction and k_friction there is none of it (λ = 0): softmax attention where alpha is infinite; such graphs are not
-    streamed.
+    (negative where a row was measured from a pivot), and O₂ = Σ_A p v / W and O − O₂, [2, N, heads, width of v] in float32
+    (else empty). Without q_friction and k_friction there is no friction (λ = 0): softmax attention where alpha is infinite;
+    such graphs are not streamed.
     """
     nodes, heads, width = q.shape
     out = torch.empty_like(v)
     streamed = max_nodes > MAX_NODES
     stats = q.new_empty((9 + streamed, nodes, heads), dtype=torch.float32)
     stats[9:] = 0  # no sweeps where rows stay on chip
-    means = torch.zeros_like(v if streamed else v[:0], dtype=torch.float32)
+    means = v.new_zeros((2, *v.shape) if streamed else (2, 0), dtype=torch.float32)
     graphs = len(ptr) - 1
     log_alpha, hard = 0.0 if math.isinf(alpha) else math.log(alpha), potential or math.isinf(alpha)
     sizes = (log_alpha, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
@@ -221,7 +221,7 @@ def fused_attention(
                 **lean,
             )
     if streamed:
-        tensors = (q, k, v, q_friction, k_friction, out, means, stats, ptr, lam, seed)
+        tensors = (q, k, v, q_friction, k_friction, out, *means, stats, ptr, lam, seed)
         tile, _, _, steep = _stream_tiles(q, v, max_nodes)
         options = _stream_options(tile, q, v, potential, dropout_p)
         stream_forward_kernel[(nodes // tile.rows + graphs, heads)](
@@ -246,7 +246,6 @@ def fused_attention_backward(
     ptr: Tensor,
     lam: Tensor,
     seed: Tensor,
-    out: Tensor,
     stats: Tensor,
     means: Tensor,
     potential: bool,
@@ -257,7 +256,7 @@ def fused_attention_backward(
     """Gradients of q, k, v, q_friction, k_friction (empty where there are none) and lam."""
     nodes, heads, width = q.shape
     of_q, of_k, of_v, of_q_friction, of_k_friction = _like(q, k, v, q_friction, k_friction)
-    sums = q.new_empty((5, nodes, heads), dtype=torch.float32)
+    sums = q.new_empty((6, nodes, heads), dtype=torch.float32)
     graphs, dense = len(ptr) - 1, q_friction is None
     plain = sums.new_empty((7, heads, nodes))  # of gentle rows, for the keys
     found = torch.zeros((graphs, heads), dtype=torch.int32, device=q.device)  # whether there are other rows
@@ -275,7 +274,7 @@ def fused_attention_backward(
         with branches.next():
             query_kernel[(tiles, heads)](*inputs, of_q, of_q_friction, plain, found, *tail, **options)
     if max_nodes > MAX_NODES:
-        run(stream_query_kernel, queries, out, means, of_q, of_q_friction, plain, MORE_THAN=MAX_NODES)
+        run(stream_query_kernel, queries, *means, of_q, of_q_friction, plain, MORE_THAN=MAX_NODES)
         run(pivot_query_kernel, steep, of_q, of_q_friction, found, MORE_THAN=MAX_NODES)
     branches.join()
     if nodes:
@@ -292,7 +291,8 @@ def fused_attention_backward(
 def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     streamed = args[-1] > MAX_NODES
     stats = q.new_empty((9 + streamed, *q.shape[:2]), dtype=torch.float32)
-    return torch.empty_like(v), stats, torch.empty_like(v if streamed else v[:0], dtype=torch.float32)
+    means = v.new_empty((2, *v.shape) if streamed else (2, 0), dtype=torch.float32)
+    return torch.empty_like(v), stats, means
 
 
 @fused_attention_backward.register_fake
@@ -318,8 +318,7 @@ def _like(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, _, potential, scale, dropout_p, max_nodes = inputs
-    out, stats, means = output
-    ctx.save_for_backward(*tensors, out if max_nodes > MAX_NODES else means, stats, means)
+    ctx.save_for_backward(*tensors, *output[1:])
     ctx.options = (potential, scale, dropout_p, max_nodes)
 
 

@@ -1,6 +1,6 @@
-"""The backward of the rows of large graphs that are not gentle: `backward`'s formulas, with the keys streaming past.
+"""The backward of rows that are not gentle: `backward`'s formulas, with the keys (of large graphs) or queries streaming past.
 
-These kernels follow those of `stream_backward`, skip every tile without such a row, and touch no other row. No atomics.
+These kernels follow those of gentle rows, skip every tile without such a row, and touch no other row. No atomics.
 """
 
 import triton
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from sfiformer.attention.kernels.backward import gate_gradient, gradient_of_s, gradient_of_u, load_stats
 from sfiformer.attention.kernels.key_backward import store_columns
-from sfiformer.attention.kernels.solving import flows
+from sfiformer.attention.kernels.pivot_forward import steep_flows
 from sfiformer.attention.kernels.streaming import is_gentle, scores
 from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
@@ -22,22 +22,23 @@ def steep_rows(place, is_row, stride):
 
 
 @triton.jit
-def norms(x):
-    """|x_i| of each row of a tile."""
-    x = x.to(tl.float32)
-    return tl.sqrt(tl.sum(x * x, 1))
+def ahead_of_top(g, g_top, size, keys, top, valid):
+    """g − g_top, and 0 at the heaviest key itself and within rounding, since friction may multiply it by any power of e.
+
+    Only the key's number tells it: from one kernel to the next its g may come out with other last bits, in units of
+    ``size`` = Σ |dO| |v_top|.
+    """
+    ahead = g - g_top[:, None]
+    other = (keys[None, :] != top[:, None]) & (tl.abs(ahead) > 4e-7 * size[:, None])
+    return tl.where(valid & other, ahead, 0.0)
 
 
 @triton.jit
-def ahead_of_top(s, m, g, g_top, upstream, values, valid):
-    """g − g_top, and 0 at the heaviest key (s = m) itself: friction may multiply a last bit there by any power of e.
-
-    Keys that tie with it keep their difference: what counts as rounding is small beside |dO| |v|.
-    """
-    ahead = tl.where(valid, g - g_top[:, None], 0.0)
-    size = norms(upstream)[:, None] * norms(values)[None, :]
-    is_top = tl.abs(s - m[:, None]) <= 3e-6 * (1 + tl.abs(m))[:, None]
-    return tl.where(is_top & (tl.abs(ahead) <= 2e-6 * size), 0.0, ahead)
+def saturated(x, like):
+    """``x`` in the type of ``like``; an infinity would make the products' sums NaN."""
+    if like.dtype == tl.float16:
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    return x.to(like.dtype)
 
 
 @triton.jit
@@ -65,40 +66,39 @@ def pivot_query_kernel(
         total = tl.load(stats + row_number + 4 * stat_stride, mask=hard, other=1.0)
         log_leak = tl.load(stats + row_number + 5 * stat_stride, mask=hard, other=float("-inf"))
         lift = tl.maximum(steep, 0.0)
+        top = tl.load(stats + row_number + 8 * stat_stride, mask=hard, other=0.0).to(tl.int32)
+        product = upstream.to(tl.float32) * load_chunk(
+            v + value_at, top, n, value_stride, 0, value_width, VALUE_WIDTH
+        ).to(tl.float32)
+        if DROPOUT:
+            own = (tl.arange(0, ROWS)[:, None] == tl.arange(0, ROWS)[None, :]).to(tl.float32)
+            product *= tl.sum(own * kept(tl.load(seed), row_number, top, dropout_p), 1)[:, None]
+        g_top, size = tl.sum(product, 1), tl.sum(tl.abs(product), 1)
 
-        # Σ w (g − g_top), Σ z (g − g_top), Σ w and Σ z, where g_top is g at the heaviest key so far.
-        heaviest = tl.full([ROWS], float("-inf"), tl.float32)
-        g_top, offset, pull, weight, flow = lift * 0, lift * 0, lift * 0, lift * 0, lift * 0
+        # Σ w (g − g_top), Σ z (g − g_top) and Σ z, the first lifted.
+        offset, pull, flow = lift * 0, lift * 0, lift * 0
         for first in range(0, n, KEYS):
             keys = first + tl.arange(0, KEYS)
             s = scores(x, k + at, keys, n, stride, width, scale, WIDTH, PRECISION)
             u = scores(x_friction, k_friction + at, keys, n, stride, width, scale, WIDTH, PRECISION)
-            values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
-            g = tl.dot(upstream, tl.trans(values), input_precision=PRECISION)
+            g = scores(
+                upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
+            )
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
-            z, log_weight, _ = flows(s, u, valid, pivot, level, steep, m)
-            top = tl.max(log_weight, 1)
-            is_top = log_weight >= top[:, None]
-            g_here = tl.sum(tl.where(is_top, g, 0.0), 1) / tl.sum(is_top.to(tl.float32), 1)
-            heavier = top > heaviest
-            moved = tl.where(heavier, g_top - g_here, 0.0)
-            offset += moved * weight
-            pull += moved * flow
-            g_top = tl.where(heavier, g_here, g_top)
-            heaviest = tl.maximum(heaviest, top)
+            z, log_weight, _ = steep_flows(s, u, valid, pivot, level, steep, m)
             lifted = tl.exp(tl.minimum(log_weight + lift[:, None], 80.0))
-            ahead = ahead_of_top(s, m, g, g_top, upstream, values, valid)
+            ahead = ahead_of_top(g, g_top, size, keys, top, valid)
             offset += tl.sum(lifted * ahead, 1)
             pull += tl.sum(z * ahead, 1)
-            weight += tl.sum(lifted, 1)
             flow += tl.sum(z, 1)
         offset = (offset - tl.exp(tl.minimum(log_leak + lift, 80.0)) * g_top) / total
         sunk = offset * tl.exp(-lift)  # ḡ − g_top
         mean = tl.where(level > 0, g_top + sunk, 0.0)
         pull -= sunk * flow
-        grad_log_kappa = pull - mean * (1 - flow)
+        # Less ḡ (1 − Σ z), and 1 − Σ z is ε η: of the sum itself only rounding would be left.
+        grad_log_kappa = pull - mean * (tl.exp(log_leak) * tl.maximum(level, 0.0) + tl.exp(log_leak + steep))
 
         of_q = tl.zeros([ROWS, WIDTH], tl.float32)
         of_q_friction = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -108,18 +108,19 @@ def pivot_query_kernel(
             y_friction = load_chunk(k_friction + at, keys, n, stride, 0, width, WIDTH)
             s = scale * tl.dot(x, tl.trans(y), input_precision=PRECISION)
             u = scale * tl.dot(x_friction, tl.trans(y_friction), input_precision=PRECISION)
-            values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
-            g = tl.dot(upstream, tl.trans(values), input_precision=PRECISION)
+            g = scores(
+                upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
+            )
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
-            z, _, log_gated = flows(s, u, valid, pivot, level, steep, m)
-            ahead = ahead_of_top(s, m, g, g_top, upstream, values, valid)
+            z, _, log_gated = steep_flows(s, u, valid, pivot, level, steep, m)
+            ahead = ahead_of_top(g, g_top, size, keys, top, valid)
             gate = gate_gradient(log_gated, ahead, offset, lift)
             grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
             grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
             of_q = tl.dot(grad_s.to(y.dtype), y, of_q, input_precision=PRECISION)
-            of_q_friction = tl.dot(grad_u.to(y.dtype), y_friction, of_q_friction, input_precision=PRECISION)
+            of_q_friction = tl.dot(saturated(grad_u, y), y_friction, of_q_friction, input_precision=PRECISION)
         store_columns(grad_q + at, rows, of_q * scale, hard, stride, width, WIDTH)
         store_columns(grad_q_friction + at, rows, of_q_friction * scale, hard, stride, width, WIDTH)
         place = sums + row_number
@@ -127,7 +128,8 @@ def pivot_query_kernel(
         tl.store(place + stat_stride, offset, mask=hard)
         tl.store(place + 2 * stat_stride, pull, mask=hard)
         tl.store(place + 3 * stat_stride, grad_log_kappa, mask=hard)
-        tl.store(place + 4 * stat_stride, lift, mask=hard)
+        tl.store(place + 4 * stat_stride, size, mask=hard)
+        tl.store(place + 5 * stat_stride, top.to(tl.float32), mask=hard)
 
 
 @triton.jit
@@ -154,7 +156,6 @@ def pivot_key_kernel(
         keys = first_key + tl.arange(0, ROWS)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
-        values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
         of_k = tl.zeros([ROWS, WIDTH], tl.float32)
         of_k_friction = tl.zeros([ROWS, WIDTH], tl.float32)
         of_v = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
@@ -170,7 +171,9 @@ def pivot_key_kernel(
                 offset = tl.load(place + stat_stride, mask=hard, other=0.0)
                 pull = tl.load(place + 2 * stat_stride, mask=hard, other=0.0)
                 grad_log_kappa = tl.load(place + 3 * stat_stride, mask=hard, other=0.0)
-                lift = tl.load(place + 4 * stat_stride, mask=hard, other=0.0)
+                size = tl.load(place + 4 * stat_stride, mask=hard, other=0.0)
+                top = tl.load(place + 5 * stat_stride, mask=hard, other=0.0).to(tl.int32)
+                lift = tl.maximum(steep, 0.0)
                 x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
                 x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
                 upstream = load_chunk(
@@ -178,13 +181,15 @@ def pivot_key_kernel(
                 )
                 s = scores(x, k + at, keys, n, stride, width, scale, WIDTH, PRECISION)
                 u = scores(x_friction, k_friction + at, keys, n, stride, width, scale, WIDTH, PRECISION)
-                g = tl.dot(upstream, tl.trans(values), input_precision=PRECISION)
+                g = scores(
+                    upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
+                )
                 if DROPOUT:
                     keep = kept(tl.load(seed), row_number, keys, dropout_p)
                     g *= keep
                 valid = (keys < n)[None, :] & hard[:, None]
-                z, _, log_gated = flows(s, u, valid, pivot, level, steep, m)
-                ahead = ahead_of_top(s, m, g, g_top, upstream, values, valid)
+                z, _, log_gated = steep_flows(s, u, valid, pivot, level, steep, m)
+                ahead = ahead_of_top(g, g_top, size, keys, top, valid)
                 gate = gate_gradient(log_gated, ahead, offset, lift)
                 sunk = offset * tl.exp(-lift)
                 grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
@@ -193,7 +198,7 @@ def pivot_key_kernel(
                     z *= keep
                 of_v += tl.dot(tl.trans(z).to(upstream.dtype), upstream, input_precision=PRECISION)
                 of_k += tl.dot(tl.trans(grad_s).to(x.dtype), x, input_precision=PRECISION)
-                of_k_friction += tl.dot(tl.trans(grad_u).to(x.dtype), x_friction, input_precision=PRECISION)
+                of_k_friction += tl.dot(tl.trans(saturated(grad_u, x)), x_friction, input_precision=PRECISION)
         is_key = keys < n
         add_columns(grad_k + at, keys, of_k * scale, is_key, stride, width, WIDTH)
         add_columns(grad_k_friction + at, keys, of_k_friction * scale, is_key, stride, width, WIDTH)

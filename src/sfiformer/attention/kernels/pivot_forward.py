@@ -6,14 +6,16 @@ row's normalisers (f = exp(u − norm_u), and r or p likewise),
     log κ f_k p_m = strength + (m − norm_s) + (u_k − norm_u) ,
     log ε/p_m     = −log α − (m − norm_s) ,
     log ε κ f_k   = strength − log α + (u_k − norm_u) .
+
+The ninth number of such a row is not a limit but the index of its heaviest active key, for the backward.
 """
 
 import triton
 import triton.language as tl
 
-from sfiformer.attention.kernels.solving import above_pivot, expm1, flows, log1p, rounding
-from sfiformer.attention.kernels.stream_backward import store_columns
-from sfiformer.attention.kernels.streaming import scores
+from sfiformer.attention.kernels.key_backward import store_columns
+from sfiformer.attention.kernels.solving import LOG_GENTLE, above_pivot, expm1, flows, log1p, rounding
+from sfiformer.attention.kernels.streaming import scores, weigh, whole
 from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
 MAX_SWEEPS = tl.constexpr(200)  # no row is known to need as many
@@ -72,8 +74,18 @@ def measure_streamed(
 
 
 @triton.jit
+def steep_flows(s, u, valid, pivot, level, steep, m):
+    """`solving.flows`, though scores come out with other last bits than those that the row was solved with.
+
+    A key at the very edge of A may then be on its other side: no weight exceeds that of m, and no flow the whole.
+    """
+    z, log_weight, log_gated = flows(tl.minimum(s, m[:, None]), u, valid, pivot, level, steep, m)
+    return tl.minimum(z, 1.0), log_weight, log_gated
+
+
+@triton.jit
 def pivot_forward_kernel(
-    q, k, v, q_friction, k_friction, out, means, stats, ptr, lam, seed,
+    q, k, v, q_friction, k_friction, out, means, slopes, stats, ptr, lam, seed,
     log_alpha, scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, HARD: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -135,30 +147,42 @@ def pivot_forward_kernel(
             shrinking = tl.max(shrink.to(tl.int32), 0)
 
         level = tl.where(level > 0, level, -inf)
+        heaviest, top = tl.full([ROWS], -inf, tl.float32), tl.zeros([ROWS], tl.int32)
         sum_z = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
-        sum_w = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+        sum_c = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+        taken, seen_z, lost_z, seen_c, lost_c = u_min * 0, u_min * 0, u_min * 0, u_min * 0, u_min * 0
         for first in range(0, n, KEYS):
             keys = first + tl.arange(0, KEYS)
             s = scores(x, y, keys, n, stride, width, scale, WIDTH, PRECISION)
             u = scores(x_friction, y_friction, keys, n, stride, width, scale, WIDTH, PRECISION)
             valid = (keys < n)[None, :] & hard[:, None]
-            z, log_weight, _ = flows(s, u, valid, pivot, level, steep, m)
-            w = tl.exp(log_weight)
+            z, log_weight, log_gated = steep_flows(s, u, valid, pivot, level, steep, m)
+            highest = tl.max(log_weight, 1)
+            first_highest = tl.min(tl.where(log_weight >= highest[:, None], keys[None, :], n), 1)
+            top = tl.where(highest > heaviest, first_highest, top)
+            heaviest = tl.maximum(heaviest, highest)
+            # Of use only where the backward finds the row gentle.
+            gated = tl.exp(tl.minimum(log_gated, LOG_GENTLE))
+            taken += tl.sum(gated, 1)
             if DROPOUT:
                 keep = kept(tl.load(seed), start * heads + head + rows * heads, keys, dropout_p)
                 z *= keep
-                w *= keep
+                gated *= keep
             values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
-            sum_z = tl.dot(z.to(values.dtype), values, sum_z, input_precision=PRECISION)
-            sum_w = tl.dot(w.to(values.dtype), values, sum_w, input_precision=PRECISION)
+            sum_z, seen_z, lost_z = weigh(z, values, sum_z, seen_z, lost_z, PRECISION)
+            sum_c, seen_c, lost_c = weigh(gated, values, sum_c, seen_c, lost_c, PRECISION)
+        sum_z, sum_c = whole(sum_z, seen_z, lost_z), whole(sum_c, seen_c, lost_c)
         store_columns(out + value_at, rows, sum_z, hard, value_stride, value_width, VALUE_WIDTH)
-        store_columns(
-            means + value_at, rows, sum_w / total[:, None], hard, value_stride, value_width, VALUE_WIDTH
-        )
+        eta = tl.maximum(level, 0.0) + tl.exp(tl.minimum(steep, LOG_GENTLE))
+        mean = (sum_z + sum_c) / tl.maximum(eta * total, 1e-30)[:, None]
+        store_columns(means + value_at, rows, mean, hard, value_stride, value_width, VALUE_WIDTH)
+        slope = taken[:, None] * mean - sum_c
+        store_columns(slopes + value_at, rows, slope, hard, value_stride, value_width, VALUE_WIDTH)
         tl.store(place, pivot, mask=hard)
         tl.store(place + stat_stride, level, mask=hard)
         tl.store(place + 2 * stat_stride, steep, mask=hard)
         tl.store(place + 3 * stat_stride, m, mask=hard)
         tl.store(place + 4 * stat_stride, total, mask=hard)
         tl.store(place + 5 * stat_stride, log_leak, mask=hard)
+        tl.store(place + 8 * stat_stride, top.to(tl.float32), mask=hard)
         tl.store(place + 9 * stat_stride, u_min * 0 - sweeps, mask=hard)

@@ -1,11 +1,12 @@
 """The backward kernel of queries of large graphs: a tile of them with the keys streaming past it.
 
-The forward left O = Σ z v and O₂ = Σ_A p v / W of each row, so the sums that the closed form of `sfiformer.flow.exact` needs
-are known before the sweep:
+The forward left O₂ = Σ_A p v / W and O − O₂ of each row, O = Σ z v, so the sums that the closed form of
+`sfiformer.flow.exact` needs are known before the sweep:
 
-    ḡ = dO · O₂ ,    Σ g z = dO · O ,    T = Σ g z − ḡ Σ z ,    ∂L/∂log κ = Σ g z − ḡ .
+    ḡ = dO · O₂ ,    ∂L/∂log κ = Σ g z − ḡ = dO · (O − O₂) ,    T = Σ g z − ḡ Σ z = ∂L/∂log κ + ḡ ε η .
 
-O is rounded to the type of v. For the gradient of λ, where errors of many rows add up, and for the keys, T is summed anew.
+Both were summed in products of the type of v. For the keys, and for the gradient of λ, where errors of many rows add up,
+the sweep sums all three anew in float32.
 Rows that are not gentle count for nothing here: see `pivot_backward`. No atomics: two runs agree to the bit.
 """
 
@@ -20,7 +21,7 @@ from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
 @triton.jit
 def stream_query_kernel(
-    q, k, v, q_friction, k_friction, grad_out, out, means, grad_q, grad_q_friction, plain, stats, sums, ptr, seed,
+    q, k, v, q_friction, k_friction, grad_out, means, slopes, grad_q, grad_q_friction, plain, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -42,14 +43,14 @@ def stream_query_kernel(
         threshold = tl.where(flowing, pivot + (tl.log(eta) - steep), norm_u)
         log_leak = tl.load(stats + row_number + 5 * stat_stride, mask=is_row, other=float("-inf"))
         upstream = load_chunk(grad_out + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
-        o = load_chunk(out + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
+        slope = load_chunk(slopes + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
         mean = load_chunk(means + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
-        reach = tl.where(gentle, tl.sum(upstream.to(tl.float32) * o.to(tl.float32), 1), 0.0)  # Σ g z
+        slope = tl.where(gentle, tl.sum(upstream.to(tl.float32) * slope, 1), 0.0)  # ∂L/∂log κ
         mean = tl.where(gentle, tl.sum(upstream.to(tl.float32) * mean, 1), 0.0)  # ḡ
-        spill = mean * tl.exp(log_leak) * eta  # ḡ (1 − Σ z)
-        pull = reach - mean + spill
+        spill = tl.where(flowing, tl.exp(log_leak) * eta, 0.0)  # 1 − Σ z
+        pull = slope + mean * spill
         relative = tl.exp(tl.minimum(threshold - norm_u, 80.0))
-        share = (pull - spill) * relative
+        share = slope * relative
         low_s = norm_s * LOG2E
         reference, threshold = reference * LOG2E, threshold * LOG2E
 
@@ -57,7 +58,11 @@ def stream_query_kernel(
         x_friction = load_chunk(q_friction + at, rows, n, stride, 0, width, WIDTH)
         of_q = tl.zeros([ROWS, WIDTH], tl.float32)
         of_q_friction = tl.zeros([ROWS, WIDTH], tl.float32)
-        summed = tl.zeros([ROWS], tl.float32)
+        moved, supplied, total = (
+            tl.zeros([ROWS], tl.float32),
+            tl.zeros([ROWS], tl.float32),
+            tl.zeros([ROWS], tl.float32),
+        )
         for first in range(0, n, KEYS):
             keys = first + tl.arange(0, KEYS)
             outside = tl.where(keys < n, 0.0, float("-inf"))[None, :]
@@ -70,20 +75,28 @@ def stream_query_kernel(
             )
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
-            _, moved, grad_s, grad_u = plain_gradients(
+            z, supply, grad_s, grad_u = plain_gradients(
                 s + outside, s - outside, u + outside, g, reference[:, None], threshold[:, None], threshold[:, None],
                 low_s[:, None], mean[:, None], pull[:, None], share[:, None], POTENTIAL,
             )  # fmt: skip
-            summed += tl.sum(moved, 1)
+            centred = g - mean[:, None]
+            moved += tl.sum(z * centred, 1)
+            supplied += tl.sum(supply * centred, 1)
+            total += tl.sum(supply, 1)
             of_q = tl.dot(grad_s.to(y.dtype), y, of_q, input_precision=PRECISION)
             of_q_friction = tl.dot(grad_u.to(y.dtype), y_friction, of_q_friction, input_precision=PRECISION)
         store_columns(grad_q + at, rows, of_q * scale, gentle, stride, width, WIDTH)
         store_columns(grad_q_friction + at, rows, of_q_friction * scale, gentle, stride, width, WIDTH)
+        # How far ḡ was off, and what follows: ḡ = Σ_A p g / W, T = Σ (g − ḡ) z with Σ z = 1 − ε η.
+        off = tl.where(flowing, (supplied - spill * mean) / tl.maximum(total + spill, 1e-37), 0.0)
+        mean += off
+        pull = moved - off * (1 - spill)
+        grad_log_kappa = pull - mean * spill
         place = sums + row_number
         tl.store(place, mean * 0, mask=gentle)
         tl.store(place + stat_stride, mean, mask=gentle)
-        tl.store(place + 2 * stat_stride, summed, mask=gentle)
-        tl.store(place + 3 * stat_stride, summed - spill, mask=gentle)
+        tl.store(place + 2 * stat_stride, pull, mask=gentle)
+        tl.store(place + 3 * stat_stride, grad_log_kappa, mask=gentle)
         tl.store(place + 4 * stat_stride, mean * 0, mask=gentle)
         place = plain + head * (stat_stride // heads) + start + rows
         limit = pivot + (tl.log(eta) - steep)  # where κ f = η
@@ -98,8 +111,8 @@ def stream_query_kernel(
             m,
             limit,
             mean,
-            summed,
-            summed - spill,
+            pull,
+            grad_log_kappa,
             norm_s,
             norm_u,
         )

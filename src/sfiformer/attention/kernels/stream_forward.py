@@ -3,8 +3,9 @@
 1. A sample of the keys gives a first guess of η, by Newton's method on the sample alone.
 2. One sweep over all keys finds the rows' normalisers and g at three probes around the guess: see `streaming`.
 3. Further sweeps with three probes each, only while a row of the tile is in doubt.
-4. The last sweep sums the flows z and the weights w of the active keys against the values, and takes the last Newton step
-   on the way: η moves by (1 − g(η)) / W, and Σ z v with it by as much of Σ_A w v.
+4. The last sweep, at a cubic estimate of η, sums the flows z and what friction takes, w c, of the active keys against the
+   values (w is their sum over η), and takes the last Newton step on the way: η moves by (1 − g(η)) / W, and Σ z v with it by
+   as much of Σ_A w v.
 
 Rows that are not gentle are marked and left to `pivot_forward`.
 """
@@ -16,11 +17,15 @@ from sfiformer.attention.kernels.solving import GENTLE
 from sfiformer.attention.kernels.streaming import (
     STEEP,
     chord,
+    estimate,
     first_sweep,
+    is_gentle,
     probe,
     scalings,
     tighten,
+    weigh,
     weights,
+    whole,
 )
 from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
@@ -74,12 +79,16 @@ def guess(
 
 @triton.jit
 def stream_forward_kernel(
-    q, k, v, q_friction, k_friction, out, means, stats, ptr, lam, seed,
+    q, k, v, q_friction, k_friction, out, means, slopes, stats, ptr, lam, seed,
     log_alpha, scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, HARD: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, DOUBT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries and one head, for graphs of n > MORE_THAN nodes; ``means`` are Σ_A p v / W."""
+    """One tile of queries and one head, for graphs of n > MORE_THAN nodes.
+
+    ``means`` are O₂ = Σ_A p v / W, and ``slopes`` ∂O/∂log κ = Σ_A κ f p (O₂ − v), which is O − O₂, but of that difference
+    little would be left where friction takes little.
+    """
     head = tl.program_id(1)
     start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
     if (first_row < n) & (n > MORE_THAN):
@@ -163,10 +172,11 @@ def stream_forward_kernel(
             hard = hard | (lower > GENTLE)
             sweeps += 1
 
-        eta = tl.where(hard, 0.0, upper)
-        flow, total = none, none
+        eta = estimate(leak, low, g_low, w_under, high, g_high, w_over, lower, upper)
+        eta = tl.where(hard, 0.0, eta)
+        flow, taken, seen_z, lost_z, seen_c, lost_c = none, none, none, none, none, none
         sum_z = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
-        sum_w = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+        sum_c = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
         row_number = start * heads + head + rows * heads
         for first in range(0, n, KEYS):
             keys = first + tl.arange(0, KEYS)
@@ -175,32 +185,41 @@ def stream_forward_kernel(
             )
             w = tl.where(c < eta[:, None], w, 0.0)
             z = w * (eta[:, None] - c)
-            flow += tl.sum(z, 1)
-            total += tl.sum(w, 1)
+            w *= c
             if DROPOUT:
+                flow += tl.sum(z, 1)
+                taken += tl.sum(w, 1)
                 keep = kept(tl.load(seed), row_number, keys, dropout_p)
                 z *= keep
                 w *= keep
             values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
-            sum_z = tl.dot(z.to(values.dtype), values, sum_z, input_precision=PRECISION)
-            sum_w = tl.dot(w.to(values.dtype), values, sum_w, input_precision=PRECISION)
+            sum_z, seen_z, lost_z = weigh(z, values, sum_z, seen_z, lost_z, PRECISION)
+            sum_c, seen_c, lost_c = weigh(w, values, sum_c, seen_c, lost_c, PRECISION)
 
+        sum_z, sum_c = whole(sum_z, seen_z, lost_z), whole(sum_c, seen_c, lost_c)
+        if not DROPOUT:
+            flow, taken = seen_z, seen_c
+        weight = 1 / tl.maximum(eta, 1e-30)
+        total, sum_w = (flow + taken) * weight, (sum_z + sum_c) * weight[:, None]
         flowing = total > 0
         total += leak
         step = tl.where(flowing, (1 - flow - leak * eta) / tl.maximum(total, 1e-37), 0.0)
         eta += step
+        # A gentle row may be measured from any friction: from half its level, where nothing cancels.
+        pivot = tl.minimum(cut + tl.log(0.5 * eta), u_max)
         hard = hard | (eta > GENTLE)
+        hard = hard | (flowing & (is_gentle(pivot, pivot - cut, m, norm_s, norm_u) == 0))
         is_row = rows < n
         columns = tl.arange(0, VALUE_WIDTH)
         inside = (is_row & (hard == 0))[:, None] & (columns < value_width)[None, :]
         place = rows[:, None] * value_stride + columns[None, :]
         result = sum_z + step[:, None] * sum_w
         tl.store(out + value_at + place, result.to(out.dtype.element_ty), mask=inside)
-        tl.store(means + value_at + place, sum_w / tl.maximum(total, 1e-37)[:, None], mask=inside)
+        mean = sum_w / tl.maximum(total, 1e-37)[:, None]
+        tl.store(means + value_at + place, mean, mask=inside)
+        tl.store(slopes + value_at + place, taken[:, None] * mean - sum_c, mask=inside)
 
         limit = tl.where(steep < STEEP, cut + tl.log(upper), float("inf"))  # of the active u of marked rows
-        # A gentle row may be measured from any friction: from half its level, where nothing cancels.
-        pivot = tl.minimum(cut + tl.log(0.5 * eta), u_max)
         steep = tl.where(flowing, pivot - cut, 0.0)
         place = stats + row_number
         tl.store(place, tl.where(hard, limit, tl.where(flowing, pivot, u_max)), mask=is_row)

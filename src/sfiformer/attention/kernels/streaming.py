@@ -31,6 +31,21 @@ def scores(x, base, keys, n, stride, width, scale, WIDTH: tl.constexpr, PRECISIO
 
 
 @triton.jit
+def weigh(x, values, total, seen, lost, PRECISION: tl.constexpr):
+    """Add Σ_j x_j v_j of a block to ``total``, Σ x to ``seen``, and what rounding to the type of v takes of it to ``lost``."""
+    rounded = x.to(values.dtype)
+    total = tl.dot(rounded, values, total, input_precision=PRECISION)
+    return total, seen + tl.sum(x, 1), lost + tl.sum(x - rounded.to(tl.float32), 1)
+
+
+@triton.jit
+def whole(total, seen, lost):
+    """The sum of `weigh`, with the weights that rounding took shared out: a row of one key then has its value exactly."""
+    rounded = seen - lost
+    return total * tl.where(rounded > 0, seen / tl.maximum(rounded, 1e-37), 1.0)[:, None]
+
+
+@triton.jit
 def scalings(
     m, s_min, u_max, sum_s, sum_r, sum_u, lam, log_alpha, n, POTENTIAL: tl.constexpr, HARD: tl.constexpr
 ):
@@ -139,6 +154,21 @@ def chord(low, g_low, w_low, high, g_high, w_high, upper):
         g_high > 1, tl.minimum(across, upper), upper
     )  # else all keys are active: the tangent is exact
     return lower, (upper - lower) * (w_high - w_low) / tl.maximum(upper * w_high, 1e-37)
+
+
+@triton.jit
+def estimate(leak, low, g_low, w_low, high, g_high, w_high, lower, upper):
+    """Where the last Newton step starts: η(g = 1) on the cubic through both ends of the bracket and their slopes 1/W.
+
+    So few keys lie between it and the root that the step ends within rounding of the root, whose active set the backward
+    needs. Where the active weights of the two ends differ much, the upper bound serves.
+    """
+    across = g_high - g_low
+    t = (1 - g_low) / tl.maximum(across, 1e-37)
+    bend = (1 - t) * across * ((1 - t) / tl.maximum(w_low, 1e-37) - t / tl.maximum(w_high, 1e-37))
+    cubic = low + t * ((high - low) * t * (3 - 2 * t) + bend)
+    smooth = (g_high > 1) & (w_low - leak > 0.5 * (w_high - leak))
+    return tl.where(smooth, tl.minimum(tl.maximum(cubic, lower), upper), upper)
 
 
 @triton.jit
