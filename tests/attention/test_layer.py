@@ -226,8 +226,7 @@ def test_heads_padded_as_on_a_gpu_change_nothing(batch, monkeypatch, options):
     x, edge_index, ptr = batch
     layer = _layer(**options)
     expected, scores, flows = layer(x, edge_index, ptr), layer.scores(x), layer.flows(x, ptr)
-    for place in ("widths", "layer"):
-        monkeypatch.setattr(f"sfiformer.attention.{place}.wide", lambda width, like: width + 3)
+    monkeypatch.setattr("sfiformer.attention.widths.wide", lambda width, like: width + 3)
     torch.testing.assert_close(layer(x, edge_index, ptr), expected)
     for padded, plain in zip(layer.scores(x), scores, strict=True):
         assert padded.shape[-1] == plain.shape[-1] + 3

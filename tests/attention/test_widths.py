@@ -12,13 +12,12 @@ from sfiformer.nn.gps_layer import FeedForward
 
 @pytest.fixture
 def gpu_like(monkeypatch):
-    """Padding as on a GPU, in all modules that pad."""
+    """Padding as on a GPU."""
 
     def wide(width, like):
         return -(-width // widths.MULTIPLE) * widths.MULTIPLE
 
-    for module in ("sfiformer.attention.widths", "sfiformer.attention.layer"):
-        monkeypatch.setattr(f"{module}.wide", wide)
+    monkeypatch.setattr(widths, "wide", wide)
 
 
 def gradients(module, out):

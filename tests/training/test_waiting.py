@@ -38,10 +38,9 @@ GRAPHS, NODES, EDGES = 40, 512, 1024
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
-    for place in ("attention.kernels", "nn.gated_sum", "nn.norms"):
+    for place in ("attention.kernels", "attention.heads", "attention.widths", "nn.gated_sum", "nn.norms"):
         monkeypatch.setattr(f"sfiformer.{place}.usable", lambda x: True)
-    for place in ("widths", "layer"):
-        monkeypatch.setattr(f"sfiformer.attention.{place}.wide", lambda width, like: -(-width // 8) * 8)
+    monkeypatch.setattr("sfiformer.attention.widths.wide", lambda width, like: -(-width // 8) * 8)
     monkeypatch.setattr("sfiformer.attention.functional.packed_attention", None)  # plain attention waits
     monkeypatch.setattr("sfiformer.flow.checks.wanted", lambda check, tensor: False)
     monkeypatch.setattr(EmbeddingSum, "_check", lambda encoder, features: None)

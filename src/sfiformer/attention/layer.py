@@ -15,7 +15,7 @@ from sfiformer.attention.adjacency import Adjacency
 from sfiformer.attention.dense import dfi_attention
 from sfiformer.attention.functional import sfi_attention
 from sfiformer.attention.heads import split_heads
-from sfiformer.attention.widths import by_parts, wide, widened
+from sfiformer.attention.widths import by_parts, joined, widened
 from sfiformer.flow.problem import Scaling, Solver
 
 Friction = Literal["learned", "tied"] | Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -158,10 +158,7 @@ class SFiAttention(nn.Module):
             max_nodes: size of the largest graph, if known.
             adjacency: Ã, if already made from ``edge_index``: a stack of layers needs it only once.
         """
-        width = wide(self.dim, x)
-        weight = self.out.weight.view(self.dim, self.heads, self.head_width)
-        weight = widened(weight, width, self.heads, wide(self.head_width, x)).flatten(1)
-        bias = widened(self.out.bias, width)
+        weight, bias = joined([self.out], x, in_parts=self.heads)
         if not self.attention:
             values = by_parts(x, [self.value], self.heads).flatten(1)
             out = self._along_edges(F.linear(values, weight), edge_index, adjacency) + bias

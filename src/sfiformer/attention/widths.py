@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sfiformer.attention.kernels import usable
+
 MULTIPLE = 8
+MOST = 5  # layers that one kernel joins
 
 
 def wide(width: int, like: Tensor) -> int:
@@ -29,10 +33,94 @@ def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
 
     Behind each part are zero columns where the device likes another width.
     """
+    weight, bias = joined(layers, x, parts)
+    width = len(weight) // (len(layers) * parts)
+    return F.linear(widened(x, weight.size(1)), weight, bias).view(len(x), len(layers), parts, width)
+
+
+def joined(
+    layers: Sequence[nn.Linear], x: Tensor, parts: int = 1, in_parts: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Weight and bias of layers of one shape, one below the other, with every part as wide as the device of x likes.
+
+    Outputs come in equal ``parts``, inputs in ``in_parts``. On a GPU this is one kernel, forward and backward, which
+    also casts them to the type that a product with x has.
+    """
     out, inner = layers[0].weight.shape
-    width, padded = wide(out // parts, x), wide(inner, x)  # x may be padded already
-    weight = torch.cat([layer.weight for layer in layers]) if len(layers) > 1 else layers[0].weight
-    bias = torch.cat([layer.bias for layer in layers]) if len(layers) > 1 else layers[0].bias
-    weight = widened(weight.view(-1, out // parts, inner), width, padded).flatten(0, 1)
-    bias = widened(bias.view(-1, out // parts), width).flatten()
-    return F.linear(widened(x, padded), weight, bias).view(len(x), len(layers), parts, width)
+    wide_out, wide_in = wide(out // parts, x), wide(inner // in_parts, x)
+    weights: list[Tensor] = [layer.weight for layer in layers]
+    biases: list[Tensor] = [layer.bias for layer in layers]
+    autocast = torch.is_autocast_enabled(x.device.type)
+    dtype = torch.get_autocast_dtype(x.device.type) if autocast else weights[0].dtype
+    if len(layers) == 1 and (parts * wide_out, in_parts * wide_in, dtype) == (out, inner, weights[0].dtype):
+        return weights[0], biases[0]
+    if usable(x) and len(layers) <= MOST:
+        return _joined(weights, biases, parts, wide_out, in_parts, wide_in, dtype)
+    weight = torch.cat(weights) if len(layers) > 1 else weights[0]
+    bias = torch.cat(biases) if len(layers) > 1 else biases[0]
+    weight = weight.view(-1, out // parts, in_parts, inner // in_parts)
+    weight = widened(weight, wide_out, in_parts, wide_in).flatten(2).flatten(0, 1)
+    return weight, widened(bias.view(-1, out // parts), wide_out).flatten()
+
+
+@torch.library.custom_op("sfiformer::joined", mutates_args=())
+def _joined(
+    weights: list[Tensor],
+    biases: list[Tensor],
+    parts: int,
+    wide_out: int,
+    in_parts: int,
+    wide_in: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    from sfiformer.attention.kernels import joined as kernels
+
+    return kernels.join(weights, biases, parts, wide_out, in_parts, wide_in, dtype)
+
+
+@torch.library.custom_op("sfiformer::parted", mutates_args=())
+def _parted(
+    weight: Tensor,
+    bias: Tensor,
+    weights: list[Tensor],
+    parts: int,
+    wide_out: int,
+    in_parts: int,
+    wide_in: int,
+) -> list[Tensor]:
+    """Gradients of ``weights``, then of their biases, from those of the joint ones."""
+    from sfiformer.attention.kernels import joined as kernels
+
+    of_weights, of_biases = kernels.part(
+        weight.contiguous(), bias.contiguous(), weights, parts, wide_out, in_parts, wide_in
+    )
+    return of_weights + of_biases
+
+
+@_joined.register_fake
+def _(
+    weights: list[Tensor], biases: list[Tensor], parts: int, wide_out: int, in_parts: int, wide_in: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    rows = len(weights) * parts * wide_out
+    weight = weights[0].new_empty((rows, in_parts * wide_in), dtype=dtype)
+    return weight, weight.new_empty(rows)
+
+
+@_parted.register_fake
+def _(weight: Tensor, bias: Tensor, weights: list[Tensor], *sizes: int) -> list[Tensor]:
+    return [torch.empty_like(x) for x in weights] + [x.new_empty(x.size(0)) for x in weights]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    weights, _, *sizes, _ = inputs
+    ctx.save_for_backward(*weights)
+    ctx.sizes = sizes
+
+
+def _backward(ctx: Any, of_weight: Tensor, of_bias: Tensor) -> tuple[Any, ...]:
+    weights = list(ctx.saved_tensors)
+    grads = _parted(of_weight, of_bias, weights, *ctx.sizes)
+    return grads[: len(weights)], grads[len(weights) :], *[None] * 5
+
+
+_joined.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,153 @@
+"""Kernels that join the weights of several linear layers, padded and cast, and take the gradient apart again.
+
+Rows of layer l, and of a part of it, lie in the joint matrix where `place` says; what lies between is padding, 0.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def place(index, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """Where rows (or columns) of parts of SIZE lie when each is padded to PADDED."""
+    return index // SIZE * PADDED + index % SIZE
+
+
+@triton.jit
+def join_layer(
+    weight, bias, joint, joint_bias, LAYER: tl.constexpr, PARTS: tl.constexpr, OUT: tl.constexpr, WIDE_OUT: tl.constexpr,
+    IN_PARTS: tl.constexpr, IN: tl.constexpr, WIDE_IN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A tile of rows of the joint matrix, all of one layer."""
+    rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    row, column = place(rows, WIDE_OUT, OUT), place(columns, WIDE_IN, IN)  # in the layer's own
+    there, kept = rows < PARTS * WIDE_OUT, columns < IN_PARTS * WIDE_IN
+    real, filled = there & (rows % WIDE_OUT < OUT), kept & (columns % WIDE_IN < IN)
+    x = tl.load(
+        weight + row[:, None] * (IN_PARTS * IN) + column[None, :],
+        mask=real[:, None] & filled[None, :],
+        other=0.0,
+    )
+    at = LAYER * PARTS * WIDE_OUT + rows
+    inside = there[:, None] & kept[None, :]
+    tl.store(
+        joint + at[:, None] * (IN_PARTS * WIDE_IN) + columns[None, :],
+        x.to(joint.dtype.element_ty),
+        mask=inside,
+    )
+    shift = tl.load(bias + row, mask=real, other=0.0)
+    tl.store(joint_bias + at, shift.to(joint_bias.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def join_kernel(
+    w0, w1, w2, w3, w4, b0, b1, b2, b3, b4, joint, joint_bias,
+    PARTS: tl.constexpr, OUT: tl.constexpr, WIDE_OUT: tl.constexpr, IN_PARTS: tl.constexpr, IN: tl.constexpr,
+    WIDE_IN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    layer = tl.program_id(1)
+    if layer == 0:
+        join_layer(w0, b0, joint, joint_bias, 0, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+    elif layer == 1:
+        join_layer(w1, b1, joint, joint_bias, 1, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+    elif layer == 2:
+        join_layer(w2, b2, joint, joint_bias, 2, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+    elif layer == 3:
+        join_layer(w3, b3, joint, joint_bias, 3, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+    else:
+        join_layer(w4, b4, joint, joint_bias, 4, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+
+
+@triton.jit
+def part_layer(
+    weight, bias, joint, joint_bias, LAYER: tl.constexpr, PARTS: tl.constexpr, OUT: tl.constexpr, WIDE_OUT: tl.constexpr,
+    IN_PARTS: tl.constexpr, IN: tl.constexpr, WIDE_IN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A tile of rows of one layer's own, out of the joint matrix."""
+    rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    is_row = rows < PARTS * OUT
+    inside = is_row[:, None] & (columns < IN_PARTS * IN)[None, :]
+    at = LAYER * PARTS * WIDE_OUT + place(rows, OUT, WIDE_OUT)
+    x = tl.load(
+        joint + at[:, None] * (IN_PARTS * WIDE_IN) + place(columns, IN, WIDE_IN)[None, :],
+        mask=inside,
+        other=0.0,
+    )
+    tl.store(
+        weight + rows[:, None] * (IN_PARTS * IN) + columns[None, :],
+        x.to(weight.dtype.element_ty),
+        mask=inside,
+    )
+    shift = tl.load(joint_bias + at, mask=is_row, other=0.0)
+    tl.store(bias + rows, shift.to(bias.dtype.element_ty), mask=is_row)
+
+
+@triton.jit
+def part_kernel(
+    w0, w1, w2, w3, w4, b0, b1, b2, b3, b4, joint, joint_bias,
+    PARTS: tl.constexpr, OUT: tl.constexpr, WIDE_OUT: tl.constexpr, IN_PARTS: tl.constexpr, IN: tl.constexpr,
+    WIDE_IN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    layer = tl.program_id(1)
+    if layer == 0:
+        part_layer(w0, b0, joint, joint_bias, 0, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+    elif layer == 1:
+        part_layer(w1, b1, joint, joint_bias, 1, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+    elif layer == 2:
+        part_layer(w2, b2, joint, joint_bias, 2, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+    elif layer == 3:
+        part_layer(w3, b3, joint, joint_bias, 3, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+    else:
+        part_layer(w4, b4, joint, joint_bias, 4, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+
+
+def join(
+    weights: list[Tensor],
+    biases: list[Tensor],
+    parts: int,
+    wide_out: int,
+    in_parts: int,
+    wide_in: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """As `sfiformer.attention.widths.joined`, for up to five layers of one shape."""
+    rows = len(weights) * parts * wide_out
+    joint = weights[0].new_empty((rows, in_parts * wide_in), dtype=dtype)
+    bias = joint.new_empty(rows)
+    options = _sizes(weights[0], parts, wide_out, in_parts, wide_in)
+    grid = (triton.cdiv(parts * wide_out, options["ROWS"]), len(weights))
+    join_kernel[grid](*_five(weights), *_five(biases), joint, bias, **options)
+    return joint, bias
+
+
+def part(
+    joint: Tensor, bias: Tensor, weights: list[Tensor], parts: int, wide_out: int, in_parts: int, wide_in: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradients of weights like these, and of their biases, from those of the joint ones."""
+    of_weights = [torch.empty_like(weight) for weight in weights]
+    of_biases = [weight.new_empty(weight.size(0)) for weight in weights]
+    options = _sizes(weights[0], parts, wide_out, in_parts, wide_in)
+    grid = (triton.cdiv(weights[0].size(0), options["ROWS"]), len(weights))
+    part_kernel[grid](*_five(of_weights), *_five(of_biases), joint, bias, **options)
+    return of_weights, of_biases
+
+
+def _five(tensors: list[Tensor]) -> list[Tensor]:
+    """A kernel must be given something for what it will not touch."""
+    return [*tensors, *tensors[:1] * 4][:5]
+
+
+def _sizes(weight: Tensor, parts: int, wide_out: int, in_parts: int, wide_in: int) -> dict[str, int]:
+    columns = triton.next_power_of_2(in_parts * wide_in)
+    return {
+        "PARTS": parts,
+        "OUT": weight.size(0) // parts,
+        "WIDE_OUT": wide_out,
+        "IN_PARTS": in_parts,
+        "IN": weight.size(1) // in_parts,
+        "WIDE_IN": wide_in,
+        "ROWS": max(1, 2048 // columns),
+        "COLUMNS": columns,
+    }
