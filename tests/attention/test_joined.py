@@ -75,6 +75,19 @@ def test_products_by_parts_are_the_same(monkeypatch):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize(("own", "width"), [(5, 8), (8, 5), (3, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_of_another_width_and_type(own, width, dtype):
+    x = torch.randn(9, own, device=DEVICE, requires_grad=True)
+    found = widths._resized(x, width, dtype)
+    expected = torch.zeros(9, width, device=DEVICE)
+    expected[:, : min(own, width)] = x[:, :width]
+    assert torch.equal(found, expected.to(dtype))
+    weights = torch.randn_like(found)
+    (of_x,) = torch.autograd.grad(found, x, weights)
+    assert torch.equal(of_x, torch.autograd.grad(expected, x, weights.float())[0])
+
+
 def test_one_layer_that_fits_is_taken_as_it_is():
     layer = nn.Linear(16, 8, device=DEVICE)
     weight, bias = widths.joined([layer], torch.zeros(1, 16, device=DEVICE))

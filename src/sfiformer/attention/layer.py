@@ -15,7 +15,7 @@ from sfiformer.attention.adjacency import Adjacency
 from sfiformer.attention.dense import dfi_attention
 from sfiformer.attention.functional import sfi_attention
 from sfiformer.attention.heads import split_heads
-from sfiformer.attention.widths import by_parts, joined, widened
+from sfiformer.attention.widths import by_parts, joined, resized, widened
 from sfiformer.flow.problem import Scaling, Solver
 
 Friction = Literal["learned", "tied"] | Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -172,7 +172,7 @@ class SFiAttention(nn.Module):
                 out = torch.lerp(near, far, (gamma / (1 + gamma)).to(near.dtype)) + bias
             else:
                 out = F.linear(flowed, weight, bias)
-        out = out[:, : self.dim]
+        out = resized(out, self.dim)
         return out if self.norm is None else self.norm(out)
 
     def flows(self, x: Tensor, ptr: Tensor) -> list[Tensor]:

@@ -28,6 +28,16 @@ def widened(x: Tensor, *widths: int) -> Tensor:
     return F.pad(x, [amount for more in reversed(missing) for amount in (0, more)])
 
 
+def resized(x: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
+    """The first columns of x [N, columns], or all with zeros behind them, in another type: one pass over memory on a GPU."""
+    dtype = dtype or x.dtype
+    if (x.size(1), x.dtype) == (width, dtype):
+        return x
+    if usable(x):
+        return _resized(x, width, dtype)
+    return (x[:, :width] if width < x.size(1) else widened(x, width)).to(dtype)
+
+
 def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
     """What several layers make of x, in equal parts each, as one product: [N, layers, parts, width].
 
@@ -35,7 +45,8 @@ def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
     """
     weight, bias = joined(layers, x, parts)
     width = len(weight) // (len(layers) * parts)
-    return F.linear(widened(x, weight.size(1)), weight, bias).view(len(x), len(layers), parts, width)
+    x = resized(x, weight.size(1), weight.dtype) if usable(x) else widened(x, weight.size(1))
+    return F.linear(x, weight, bias).view(len(x), len(layers), parts, width)
 
 
 def joined(
@@ -61,6 +72,29 @@ def joined(
     weight = weight.view(-1, out // parts, in_parts, inner // in_parts)
     weight = widened(weight, wide_out, in_parts, wide_in).flatten(2).flatten(0, 1)
     return weight, widened(bias.view(-1, out // parts), wide_out).flatten()
+
+
+@torch.library.custom_op("sfiformer::resized", mutates_args=())
+def _resized(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    from sfiformer.attention.kernels import joined as kernels
+
+    return kernels.resize(x, width, dtype)
+
+
+@_resized.register_fake
+def _(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    return x.new_empty((x.size(0), width), dtype=dtype)
+
+
+def _setup_resized(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.size = (inputs[0].size(1), inputs[0].dtype)
+
+
+def _resized_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    return _resized(grad, *ctx.size), None, None
+
+
+_resized.register_autograd(_resized_backward, setup_context=_setup_resized)
 
 
 @torch.library.custom_op("sfiformer::joined", mutates_args=())

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from sfiformer.attention import SFiAttention
-from sfiformer.attention.widths import by_parts
+from sfiformer.attention.widths import by_parts, resized
 from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS
@@ -51,7 +51,7 @@ class FeedForward(nn.Sequential):
         assert isinstance(first, nn.Linear)
         assert isinstance(last, nn.Linear)
         hidden = dropout(activation(by_parts(x, [first]).flatten(1)))
-        return by_parts(hidden, [last]).flatten(1)[:, : last.out_features]
+        return resized(by_parts(hidden, [last]).flatten(1), last.out_features)
 
 
 class GPSLayer(nn.Module):

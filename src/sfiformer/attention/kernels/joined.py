@@ -1,4 +1,5 @@
-"""Kernels that join the weights of several linear layers, padded and cast, and take the gradient apart again.
+"""Kernels that join the weights of several linear layers, padded and cast, and take the gradient apart again; and the like
+for what they are applied to.
 
 Rows of layer l, and of a part of it, lie in the joint matrix where `place` says; what lies between is padding, 0.
 """
@@ -101,6 +102,35 @@ def part_kernel(
         part_layer(w3, b3, joint, joint_bias, 3, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
     else:
         part_layer(w4, b4, joint, joint_bias, 4, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def resize_kernel(
+    x, out, rows, WIDTH: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Rows of WIDTH columns as rows of OUT: cut off, or with zeros behind them."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    is_row = (row < rows)[:, None]
+    y = tl.load(
+        x + row[:, None] * WIDTH + columns[None, :], mask=is_row & (columns < WIDTH)[None, :], other=0.0
+    )
+    tl.store(
+        out + row[:, None] * OUT + columns[None, :],
+        y.to(out.dtype.element_ty),
+        mask=is_row & (columns < OUT)[None, :],
+    )
+
+
+def resize(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """As `sfiformer.attention.widths.resized`."""
+    rows, own = x.shape
+    out = x.new_empty((rows, width), dtype=dtype)
+    columns = triton.next_power_of_2(max(width, own))
+    tile = max(1, 2048 // columns)
+    if rows:
+        resize_kernel[(triton.cdiv(rows, tile),)](x.contiguous(), out, rows, own, width, tile, columns)
+    return out
 
 
 def join(
