@@ -6,6 +6,7 @@ On a machine without a GPU they run in Triton's interpreter, where every graph i
 import math
 import os
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,10 +16,13 @@ if not GPU:
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
+from triton.runtime.interpreter import InterpreterBuilder  # noqa: E402
+
 from sfiformer.attention.kernels import launch  # noqa: E402
 from sfiformer.attention.packed import packed_attention  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
+SCALINGS = [(0.1, False), (math.inf, False), (0.1, True)]  # alpha, potential
 on_gpu = pytest.mark.skipif(not GPU, reason="no GPU")
 
 
@@ -66,8 +70,48 @@ def relative_errors(results, truth):
     ]
 
 
-def assert_as_good_as_the_twin(sizes, alpha, potential, floor, **kwargs):
+def margins(tensors, sizes, alpha, potential):
+    """By how much the u of one key must change for the active set to change, [nodes, heads], at λ* = 1.
+
+    Within rounding a key is active or not by the last bit of its score, and the gradient has a jump there. The threshold η
+    follows an active key by its share p / W of the weights, and so a row's only key, which never leaves, by all of it.
+    """
+    q, k, _, q_friction, k_friction = (x.double().split(list(sizes)) for x in tensors)
+    parts = []
+    for i, n in enumerate(sizes):
+        if not n:
+            continue
+        s, u = (
+            torch.einsum("ihd,jhd->ihj", a[i], b[i]) * a[i].shape[-1] ** -0.5
+            for a, b in ((q, k), (q_friction, k_friction))
+        )
+        log_c = (s.logsumexp(-1) + (-s).logsumexp(-1)).unsqueeze(-1)
+        log_p = s.log_softmax(-1)
+        taken = u.log_softmax(-1) + (math.log(n) if potential else log_c - math.log(n))  # log κ f
+        log_leak = -log_c - (math.inf if potential else math.log(alpha))
+        low, high = taken.amin(-1, keepdim=True) - 800, taken.amax(-1, keepdim=True) + 800
+        for _ in range(60):
+            eta = (low + high) / 2
+            flow = (log_p + eta + (-(taken - eta).clamp(max=0).expm1()).log()).exp().sum(-1, keepdim=True)
+            short = flow + (log_leak + eta).exp() < 1
+            low, high = torch.where(short, eta, low), torch.where(short, high, eta)
+        active = taken <= eta + 1e-12  # bisection ends within this, which is not enough for η itself:
+        last = taken.masked_fill(~active, -math.inf).amax(-1, keepdim=True)
+        lifted = (log_p + last + (-(taken - last).clamp(max=0).expm1()).log()).exp().sum(-1, keepdim=True)
+        weights = torch.cat([log_p.masked_fill(~active, -math.inf), log_leak], -1)
+        log_level = (1 - (log_leak + last).exp() - lifted).log() - weights.logsumexp(-1, keepdim=True)
+        room = (log_level - taken).exp() + (last - taken).expm1()  # η / κ f − 1
+        stays = room / (1 - weights.softmax(-1)[..., :-1]).clamp(min=1e-300)
+        parts.append(torch.where(active, stays, taken - eta).nan_to_num(0, posinf=math.inf).amin(-1))
+    return torch.cat(parts)
+
+
+def assert_as_good_as_the_twin(sizes, alpha, potential, floor, margin=0.0, **kwargs):
     tensors, grad = make(sizes, **kwargs)
+    if margin:
+        clear = margins(tensors, sizes, alpha, potential) > margin
+        assert clear.double().mean() > 0.8
+        grad = grad * clear.unsqueeze(-1)
     case = (sizes, tensors, grad, alpha, potential)
     truth = with_gradients(packed_attention, *case, dtype=torch.float64)
     kernel = relative_errors(with_gradients(launch.fused_attention, *case), truth)
@@ -76,18 +120,56 @@ def assert_as_good_as_the_twin(sizes, alpha, potential, floor, **kwargs):
     assert all(error <= limit for error, limit in zip(kernel, limits, strict=True)), (kernel, plain)
 
 
-@pytest.mark.parametrize(("alpha", "potential"), [(0.1, False), (math.inf, False), (0.1, True)])
+def assert_at_scale(sizes, scale, alpha, potential, **kwargs):
+    """With scores of standard deviation ``scale``; rows within rounding of a jump have no gradient."""
+    floor, margin = 1e-5 * max(scale**0.5, 1), 1e-5 * max(scale, 1)
+    assert_as_good_as_the_twin(sizes, alpha, potential, floor, margin, spread=scale**0.5, **kwargs)
+
+
+@pytest.mark.parametrize(("alpha", "potential"), SCALINGS)
 def test_matches_the_plain_twin(stream_all, alpha, potential):
     assert_as_good_as_the_twin([70, 0, 1], alpha, potential, floor=3e-6)
 
 
-@pytest.mark.parametrize("spread", [0.3, 4.0, 10.0])
-def test_matches_for_scores_of_any_range(stream_all, spread):
-    assert_as_good_as_the_twin([90], 0.1, False, floor=1e-5 * max(spread, 1), spread=spread)
+@pytest.mark.parametrize("potential", [False, True])
+@pytest.mark.parametrize("scale", [0.1, 1, 10, 30, 100])
+def test_matches_for_scores_of_any_range(stream_all, scale, potential):
+    assert_at_scale([70, 40, 50], scale, 0.1, potential)
 
 
-def test_half_precision_and_a_wide_head(stream_all):
-    assert_as_good_as_the_twin([80], 0.1, False, floor=1e-3, width=68, value_width=68, dtype=torch.float16)
+@pytest.mark.parametrize(
+    ("scale", "alpha", "potential"),
+    [(1, math.inf, False), (10, 0.1, True), (30, 0.1, False), (100, 0.1, True), (100, math.inf, False)],
+)
+def test_matches_in_half_precision(stream_all, scale, alpha, potential):
+    assert_at_scale([70, 40, 50], scale, alpha, potential, dtype=torch.float16)
+
+
+def test_a_wide_head(stream_all):
+    assert_at_scale([80], 1, 0.1, False, width=68, value_width=68, dtype=torch.float16)
+
+
+@pytest.mark.skipif(GPU, reason="on a GPU the kernels differ in their last bits without help")
+@pytest.mark.parametrize("scale", [1, 30, 100])
+def test_scores_may_come_out_with_other_last_bits(stream_all, monkeypatch, scale):
+    """Every product of matrices is off by about a unit in the last place, another time otherwise."""
+    generator, exact = np.random.default_rng(0), InterpreterBuilder.create_dot
+
+    def create_dot(self, a, b, total, *args):
+        x = exact(self, a, b, total, *args)
+        size = np.abs(a.data).astype(np.float32) @ np.abs(b.data).astype(np.float32)
+        x.data += (size * generator.uniform(-1e-7, 1e-7, size.shape)).astype(np.float32)
+        return x
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+    tensors, grad = make([70, 64], spread=scale**0.5)
+    clear = (margins(tensors, [70, 64], 0.1, False) > 1e-4 * scale).unsqueeze(-1)
+    grad = grad * clear
+    case = ([70, 64], tensors, grad, 0.1, False)
+    truth = with_gradients(packed_attention, *case, dtype=torch.float64)
+    out, *gradients = with_gradients(launch.fused_attention, *case)
+    errors = relative_errors([out * clear, *gradients], [truth[0] * clear, *truth[1:]])
+    assert max(errors) < 2e-5 * scale, errors
 
 
 def test_small_and_large_graphs_share_a_batch(monkeypatch):
@@ -145,23 +227,18 @@ def test_dropout_is_that_of_the_rows_on_chip(monkeypatch, spread):
 
 
 @on_gpu
-@pytest.mark.parametrize(
-    ("dtype", "width", "spread"),
-    [
-        (torch.float32, 64, 1.0),
-        (torch.float32, 64, 10.0),
-        (torch.bfloat16, 64, 1.0),
-        (torch.bfloat16, 64, 10.0),
-        (torch.float16, 40, 1.0),
-        (torch.bfloat16, 68, 1.0),
-        (torch.bfloat16, 235, 1.0),
-    ],
-)
-def test_large_graphs(dtype, width, spread):
-    floor = 1e-5 * spread if dtype == torch.float32 else 1e-3
-    assert_as_good_as_the_twin(
-        [2049, 700], 0.1, False, floor, heads=2, width=width, value_width=width, spread=spread, dtype=dtype
-    )
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("alpha", "potential"), SCALINGS)
+@pytest.mark.parametrize("scale", [0.1, 1, 10, 30, 100])
+def test_large_graphs(scale, alpha, potential, dtype):
+    assert_at_scale([2049, 700], scale, alpha, potential, heads=2, width=64, value_width=64, dtype=dtype)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [40, 68, 235])
+def test_large_graphs_of_any_width(width, dtype):
+    assert_at_scale([2049, 700], 1, 0.1, False, heads=2, width=width, value_width=width, dtype=dtype)
 
 
 @on_gpu
