@@ -18,7 +18,9 @@ def steep_rows(place, is_row, stride):
     """The numbers of the rows that are not gentle, and which these are; the others get a level without flow."""
     pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stride)
     hard = is_row & (is_gentle(pivot, steep, m, norm_s, norm_u) == 0)
-    return pivot, tl.where(hard, level, float("-inf")), steep, m, norm_s, norm_u, hard
+    top = tl.load(place + 8 * stride, mask=hard, other=0.0).to(tl.int32)
+    pivot_key = tl.load(place + 10 * stride, mask=hard, other=0.0).to(tl.int32)
+    return pivot, tl.where(hard, level, float("-inf")), steep, m, norm_s, norm_u, top, pivot_key, hard
 
 
 @triton.jit
@@ -53,7 +55,7 @@ def pivot_query_kernel(
     start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
     rows = first_row + tl.arange(0, ROWS)
     row_number = start * heads + head + rows * heads
-    pivot, level, steep, m, norm_s, norm_u, hard = steep_rows(
+    pivot, level, steep, m, norm_s, norm_u, top, pivot_key, hard = steep_rows(
         stats + row_number, (n > MORE_THAN) & (rows < n), stat_stride
     )
     if tl.max(hard.to(tl.int32), 0) > 0:
@@ -66,7 +68,6 @@ def pivot_query_kernel(
         total = tl.load(stats + row_number + 4 * stat_stride, mask=hard, other=1.0)
         log_leak = tl.load(stats + row_number + 5 * stat_stride, mask=hard, other=float("-inf"))
         lift = tl.maximum(steep, 0.0)
-        top = tl.load(stats + row_number + 8 * stat_stride, mask=hard, other=0.0).to(tl.int32)
         product = upstream.to(tl.float32) * load_chunk(
             v + value_at, top, n, value_stride, 0, value_width, VALUE_WIDTH
         ).to(tl.float32)
@@ -87,7 +88,7 @@ def pivot_query_kernel(
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
-            z, log_weight, _ = steep_flows(s, u, valid, pivot, level, steep, m)
+            z, log_weight, _ = steep_flows(s, u, valid, keys, pivot, pivot_key, level, steep, m)
             lifted = tl.exp(tl.minimum(log_weight + lift[:, None], 80.0))
             ahead = ahead_of_top(g, g_top, size, keys, top, valid)
             offset += tl.sum(lifted * ahead, 1)
@@ -114,7 +115,7 @@ def pivot_query_kernel(
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
-            z, _, log_gated = steep_flows(s, u, valid, pivot, level, steep, m)
+            z, _, log_gated = steep_flows(s, u, valid, keys, pivot, pivot_key, level, steep, m)
             ahead = ahead_of_top(g, g_top, size, keys, top, valid)
             gate = gate_gradient(log_gated, ahead, offset, lift)
             grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
@@ -161,7 +162,7 @@ def pivot_key_kernel(
         for first in range(0, n, KEYS):
             queries = first + tl.arange(0, KEYS)
             row_number = start * heads + head + queries * heads
-            pivot, level, steep, m, norm_s, norm_u, hard = steep_rows(
+            pivot, level, steep, m, norm_s, norm_u, top, pivot_key, hard = steep_rows(
                 stats + row_number, queries < n, stat_stride
             )
             if tl.max(hard.to(tl.int32), 0) > 0:
@@ -171,7 +172,6 @@ def pivot_key_kernel(
                 pull = tl.load(place + 2 * stat_stride, mask=hard, other=0.0)
                 grad_log_kappa = tl.load(place + 3 * stat_stride, mask=hard, other=0.0)
                 size = tl.load(place + 4 * stat_stride, mask=hard, other=0.0)
-                top = tl.load(stats + row_number + 8 * stat_stride, mask=hard, other=0.0).to(tl.int32)
                 lift = tl.maximum(steep, 0.0)
                 x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
                 x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
@@ -187,7 +187,7 @@ def pivot_key_kernel(
                     keep = kept(tl.load(seed), row_number, keys, dropout_p)
                     g *= keep
                 valid = (keys < n)[None, :] & hard[:, None]
-                z, _, log_gated = steep_flows(s, u, valid, pivot, level, steep, m)
+                z, _, log_gated = steep_flows(s, u, valid, keys, pivot, pivot_key, level, steep, m)
                 ahead = ahead_of_top(g, g_top, size, keys, top, valid)
                 gate = gate_gradient(log_gated, ahead, offset, lift)
                 sunk = offset * tl.exp(-lift)
