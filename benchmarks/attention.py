@@ -1,88 +1,47 @@
 """Sparse-flow attention, forward and backward: exact flows against proximal iterations and PyTorch's SDPA.
 
-    python benchmarks/attention.py [--device cpu|cuda] [--dtype float32|bfloat16] [--shapes voc …] [--graphs N] [--out FILE]
+    python benchmarks/attention.py [--device cpu|cuda] [--dtype float32 bfloat16] [--shapes voc …] [--graphs N]
+                                   [--large 16384 …] [--out FILE]
 
 Packed ragged batches of the paper's shapes, with seeded sizes and normal queries, keys and values, λ = 1/n and α = 0.1. All
 methods run in this process and take turns; the time is the median over the turns of one forward and backward. SDPA stands
 for dense attention on the same graphs, one after the other without padding; on the CPU by its math path. On a GPU there is
 also SDPA on the padded batch with its padding mask, which is what PyG's GPSConv does; the time to pad is not counted.
 
+On a GPU each method is also captured as a CUDA graph and replayed: of batches this small plain calls measure the host.
+Ratios, requirements and shares are those of the replays. Proximal iterations ask the device for the sizes of the graphs
+and cannot be captured: against them plain calls stand beside plain calls.
+
 Memory is the peak of what tensors hold during one forward and backward, inputs not counted: gradients, work space and
 all that autograd saves. On a GPU PyTorch's allocator says it. On the CPU it is the running sum of the allocations and
 releases that PyTorch's profiler reports, which sees inside operators too.
 
-Proximal iterations only approach the flows of least energy. The second table of a shape says how far they got, in float64, on
-the first graphs of the batch: energy above the least, distance of the flows to the best ones and to where they
+Proximal iterations only approach the flows of least energy. On a CPU the second table of a shape says how far they got, in
+float64, on the first graphs of the batch: energy above the least, distance of the flows to the best ones and to where they
 started (both relative to the norm of the best), and how many flows are exactly zero.
+
+On a GPU the second table says what share of the device's peaks a method reaches, counting the least that it has to compute and
+to move (`peaks`), and the third which kernels take its time. Single large graphs follow, in both scalings, with the
+number of sweeps over their keys.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import statistics
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.attention import SDPBackend
 
-from batches import ALPHA, EXACT, ITERATIONS, LAM, PADDED, SDPA, SHAPES, Batch, proximal
-from common import Call, header, judged, peak_bytes, publish, timings
+from batches import ALPHA, EXACT, ITERATIONS, LAM, PADDED, RELATIVE, SDPA, SHAPES, Batch, proximal
+from breakdown import kernel_table
+from common import header, judged, publish
+from compiling import Case, compile_kernels
+from large_graphs import one_large_graph, sample
+from measured import Measured
+from peaks import shares
 from sfiformer.flow import Proximal, flows_from_scores
-
-MIB = 2**20
-
-
-@dataclass
-class Measured:
-    """Of one shape: seconds and bytes by method; those that ran out of memory have none."""
-
-    seconds: dict[str, float]  # the median
-    fastest: dict[str, float]  # of the same turns: far from the median where the machine was busy
-    bytes: dict[str, int]
-
-    @classmethod
-    def of(cls, methods: dict[str, Call], device: torch.device, **options: Any) -> Measured:
-        peaks = {}
-        for name, call in methods.items():
-            try:
-                peaks[name] = peak_bytes(call, device)
-            except torch.OutOfMemoryError:
-                torch.cuda.empty_cache()
-        taken = timings({name: methods[name] for name in peaks}, device, **options)
-        medians = {name: statistics.median(times) for name, times in taken.items()}
-        return cls(medians, {name: min(times) for name, times in taken.items()}, peaks)
-
-    def time_ratio(self, name: str, to: str) -> float:
-        return _ratio(self.seconds, name, to)
-
-    def memory_ratio(self, name: str, to: str) -> float:
-        return _ratio(self.bytes, name, to)
-
-    def table(self, methods: list[str], reference: str) -> list[str]:
-        against = f"× {reference}"
-        lines = [
-            f"  {'forward + backward':<20}{'median ms':>11}{'fastest':>10}{'× exact':>9}{against:>15}"
-            f"{'peak MiB':>11}{'× exact':>9}"
-        ]
-        for name in methods:
-            if name not in self.seconds:
-                lines.append(f"  {name:<20}   out of memory")
-                continue
-            lines.append(
-                f"  {name:<20}{1e3 * self.seconds[name]:>11.2f}{1e3 * self.fastest[name]:>10.2f}"
-                f"{self.time_ratio(name, EXACT):>9.2f}{self.time_ratio(name, reference):>15.2f}"
-                f"{self.bytes[name] / MIB:>11.1f}{self.memory_ratio(name, EXACT):>9.2f}"
-            )
-        return lines
-
-
-def _ratio(values: dict, name: str, to: str) -> float:
-    return values[name] / values[to] if name in values and to in values else math.nan
 
 
 def distances(batch: Batch, graphs: int = 4) -> list[str]:
@@ -140,80 +99,119 @@ def requirements(name: str, found: Measured, device: torch.device) -> list[str]:
     return lines + ([judged(of_memory, memory, 20, at_least=True)] if name == "voc" else [])
 
 
-def one_large_graph(nodes: int, device: torch.device) -> tuple[list[str], list[str]]:
-    """Table and requirements of one graph, 8 heads of width 64 in bfloat16, against SDPA's flash kernel."""
-    batch = Batch([nodes], 8, 64, device, torch.bfloat16)
-    flash = "SDPA, flash"
-    methods = {EXACT: batch.sfi(), flash: batch.sdpa(SDPBackend.FLASH_ATTENTION)}
-    found = Measured.of(methods, device, turns=(1, 10))
+def one_shape(name: str, dtype: torch.dtype, arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Tables and requirements of one batch."""
+    device, shape = torch.device(arguments.device), SHAPES[name]
+    on_cpu = device.type == "cpu"
+    sizes = _sizes(name, arguments)
+    batch = Batch(sizes, shape.heads, shape.width, device, dtype)
+    methods = batch.methods()
+    replay = () if on_cpu else (EXACT, RELATIVE, SDPA, PADDED)
+    found = Measured.of(methods, device, replay, budget=arguments.seconds)
     lines = [
         "",
-        f"one graph of {nodes} nodes, 8 heads of width 64, bfloat16",
-        *found.table(list(methods), flash),
+        f"{name}: {len(sizes)} of {shape.graphs} graphs, {np.mean(sizes):.0f} nodes each ({min(sizes)} to {max(sizes)}), "
+        f"{shape.heads} heads of width {shape.width}, {_name(dtype)}",
+        *found.table(list(methods), SDPA if on_cpu else PADDED),
     ]
-    sizes = (f"{name} {size / nodes:.0f}" for name, size in found.bytes.items())
-    lines.append(f"  bytes a node: {'; '.join(sizes)}")
-    ratio = found.time_ratio(EXACT, flash)
-    return lines, [judged(f"{nodes} nodes: time of exact / SDPA, flash", ratio, 6, goal=3)]
+    if on_cpu:
+        lines += distances(batch)
+    else:
+        lines += shares(batch, found.best)
+        lines += kernel_table(methods[EXACT], device, steps=5)
+    return lines, requirements(name, found, device)
 
 
 def report(arguments: argparse.Namespace) -> str:
-    device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
+    device = torch.device(arguments.device)
     tf32 = ", TF32 allowed" if arguments.tf32 else ""
+    versions = {"NumPy": np.__version__}
+    if device.type == "cuda":
+        import triton
+
+        versions["Triton"] = triton.__version__
     lines = [
-        *header(device, NumPy=np.__version__),
-        f"numbers   {arguments.dtype}{tf32}; λ = {LAM:g}/n, α = {ALPHA}",
+        *header(device, **versions),
+        f"numbers   {', '.join(arguments.dtype)}{tf32}; λ = {LAM:g}/n, α = {ALPHA}",
     ]
+    if device.type == "cuda":
+        lines.append("ratios    of replayed CUDA graphs; to and of proximal iterations, of plain calls")
+        print("compiling …", file=sys.stderr, flush=True)
+        compile_kernels(_cases(arguments), device)
     checks: list[str] = []
-    for name in arguments.shapes:
-        print(f"measuring {name} …", file=sys.stderr, flush=True)
-        shape = SHAPES[name]
-        graphs = min(
-            shape.graphs, arguments.graphs or (shape.on_cpu if device.type == "cpu" else shape.graphs)
-        )
-        sizes = shape.sizes(graphs)
-        batch = Batch(sizes, shape.heads, shape.width, device, dtype)
-        methods = batch.methods()
-        found = Measured.of(methods, device, budget=arguments.seconds)
-        lines += [
-            "",
-            f"{name}: {graphs} of {shape.graphs} graphs, {np.mean(sizes):.0f} nodes each ({min(sizes)} to {max(sizes)}), "
-            f"{shape.heads} heads of width {shape.width}",
-            *found.table(list(methods), SDPA if device.type == "cpu" else PADDED),
-            *distances(batch),
-        ]
-        checks += requirements(name, found, device)
-    for nodes in (16_384, 131_072) if arguments.large else ():
+    for dtype in arguments.dtype:
+        checks += ["", f"requirements, {dtype}"]
+        for name in arguments.shapes:
+            print(f"measuring {name}, {dtype} …", file=sys.stderr, flush=True)
+            tables, met = one_shape(name, getattr(torch, dtype), arguments)
+            lines, checks = lines + tables, checks + met
+    if arguments.large:
+        checks += ["", "requirements, one large graph"]
+    for nodes in arguments.large:
         print(f"measuring {nodes} nodes …", file=sys.stderr, flush=True)
-        table, large_checks = one_large_graph(nodes, device)
-        lines, checks = lines + table, checks + large_checks
-    return "\n".join([*lines, "", "requirements", *checks])
+        tables, met = one_large_graph(nodes, device, arguments.seconds)
+        lines, checks = lines + tables, checks + met
+    return "\n".join([*lines, *checks])
+
+
+def _sizes(name: str, arguments: argparse.Namespace) -> list[int]:
+    shape = SHAPES[name]
+    graphs = arguments.graphs or (shape.on_cpu if arguments.device == "cpu" else shape.graphs)
+    return shape.sizes(min(shape.graphs, graphs))
+
+
+def _cases(arguments: argparse.Namespace) -> list[Case]:
+    """All that a report on a GPU compiles kernels for."""
+    shapes = {name: SHAPES[name] for name in arguments.shapes}
+    cases = [
+        Case(_sizes(name, arguments), shape.heads, shape.width, getattr(torch, dtype))
+        for name, shape in shapes.items()
+        for dtype in arguments.dtype
+    ]
+    return cases + [sample()] * bool(arguments.large)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument(
+        "--dtype", nargs="+", choices=["float32", "bfloat16"], help="(default: float32; on a GPU both)"
+    )
+    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument(
         "--graphs", type=int, help="at most this many in a batch (default: the paper's, fewer on a CPU)"
     )
     parser.add_argument("--threads", type=int, help="of a CPU (default: PyTorch's choice)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each method and shape (default: 2)")
+    parser.add_argument("--seconds", type=float, help="for each method and shape (default: 2; on a GPU 0.5)")
     parser.add_argument(
         "--tf32", action="store_true", help="allow TF32 in float32 products on a GPU, for all methods"
     )
     parser.add_argument(
-        "--large", action="store_true", help="also one graph of 16,384 and of 131,072 nodes (GPU)"
+        "--large",
+        nargs="*",
+        type=int,
+        metavar="NODES",
+        help="single graphs of these sizes, on a GPU (default there: 16384 131072)",
     )
     parser.add_argument("--out", type=Path, help="also write the report to this file")
     arguments = parser.parse_args()
+    on_gpu = arguments.device == "cuda"
     if arguments.graphs is not None and arguments.graphs < 1:
         parser.error(f"--graphs must be at least 1, got {arguments.graphs}")
-    if arguments.large and arguments.device != "cuda":
+    if arguments.large and not on_gpu:
         parser.error("--large needs --device cuda")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
+    if on_gpu and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch finds no GPU here")
+    if arguments.dtype is None:
+        arguments.dtype = ["float32", "bfloat16"] if on_gpu else ["float32"]
+    if arguments.large is None:
+        arguments.large = [16_384, 131_072] if on_gpu else []
+    if arguments.seconds is None:
+        arguments.seconds = 0.5 if on_gpu else 2.0
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     torch.backends.cuda.matmul.allow_tf32 = arguments.tf32

@@ -7,6 +7,7 @@ of the operators and ranges around its launch. On a CPU an operator counts with 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -35,6 +36,7 @@ PATTERNS = {group: re.compile(pattern, re.IGNORECASE) for group, pattern in GROU
 RANGES = ("cpu_op", "user_annotation")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
+KERNELS_SHOWN = 12  # in the table of one call
 
 
 @dataclass
@@ -68,6 +70,31 @@ class Breakdown:
         for group, spent in self.milliseconds.items():
             yield f"    {group:<22}{spent:>10.3f}{spent / max(self.total, 1e-9):>9.1%}{self.counts[group]:>9.0f}"
         yield f"    {'sum':<22}{self.total:>10.3f}{'':>9}{self.count:>9.0f}"
+
+
+def kernel_table(call: Call, device: torch.device, steps: int = 1) -> list[str]:
+    """The kernels of a call by their time, those of one name and grid (of threads) together."""
+    call()
+
+    def several() -> None:
+        for _ in range(steps):
+            call()
+
+    spent: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for event in _trace(several, device):
+        if event.get("cat") in KERNELS:
+            name = re.split(r"[<(]", event["name"])[0].rsplit("::", 1)[-1].removeprefix("void ")
+            sizes = event.get("args", {})
+            grid = "×".join(str(size) for size in sizes.get("grid", ()) if size > 1) or "1"
+            spent[name[:34], f"{grid} of {math.prod(sizes.get('block', ()))}"].append(
+                event["dur"] / 1e3 / steps
+            )
+    total = sum(map(sum, spent.values()))
+    lines = [f"  {'kernels of exact':<36}{'grid':>16}{'number':>8}{'ms':>10}{'share':>8}"]
+    for (name, grid), times in sorted(spent.items(), key=lambda item: -sum(item[1]))[:KERNELS_SHOWN]:
+        number = len(times) / steps
+        lines.append(f"  {name:<36}{grid:>16}{number:>8.0f}{sum(times):>10.3f}{sum(times) / total:>8.1%}")
+    return [*lines, f"  {'all':<52}{sum(map(len, spent.values())) / steps:>8.0f}{total:>10.3f}"]
 
 
 def _trace(call: Call, device: torch.device) -> list[dict[str, Any]]:

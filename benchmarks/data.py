@@ -4,8 +4,9 @@
 
 256 superpixel graphs of about 70 nodes with 8 neighbours each, in random order, the same graphs for all. The
 loaders run in this process, on one thread, and take turns; the figure is the median over all batches. On a
-GPU, PyG's time includes the copy to the device, without which a model could not use its batches, and "padded"
-is the store's batch padded to one of a few shapes, the choice of the shape included.
+GPU, PyG's time includes the copy to the device, without which a model could not use its batches; "padded" is
+the store's batch padded to one of a few shapes, the choice of the shape included; and "replayed" is that as
+training has it: the gathering captured as a CUDA graph for each shape, so that the host sends numbers of graphs only.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from torch_geometric.loader import DataLoader
 
 from common import header, publish, synchronize
 from sfiformer.data import GraphStore, Ladder
+from sfiformer.training.replay import Replay
 
 BATCH = 256
 GRAPHS = 16 * BATCH
+FIELDS = ("x", "edge_index", "edge_attr", "y", "batch", "ptr")
 
 
 def real_graphs() -> tuple[GraphStore, str] | None:
@@ -104,6 +107,8 @@ def measure(store: GraphStore, device: torch.device, rounds: int) -> dict[str, f
             loaders["GraphStore, padded"] = lambda: (
                 held.batch(pick, ladder.shape(pick.numpy())) for pick in picks
             )
+            replay = Replay(held, BATCH, lambda batches: tuple(getattr(batches[0], name) for name in FIELDS))
+            loaders["GraphStore, replayed"] = lambda: (replay([pick.numpy()]) for pick in picks)
         check_equal(next(iter(loader)), held.batch(picks[0]))
         times: dict[str, list[float]] = {name: [] for name in loaders}
         for turn in range(rounds + 1):
@@ -114,7 +119,7 @@ def measure(store: GraphStore, device: torch.device, rounds: int) -> dict[str, f
 
 
 def check_equal(expected, got) -> None:
-    for name in ("x", "edge_index", "edge_attr", "y", "batch", "ptr"):
+    for name in FIELDS:
         if not torch.equal(getattr(got, name).cpu(), getattr(expected, name)):
             raise AssertionError(f"the two batches differ in {name}")
 

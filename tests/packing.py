@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -31,6 +34,61 @@ class Packed(NamedTuple):
 
     def leaves(self) -> Packed:
         return Packed(*(x.detach().clone().requires_grad_() for x in self[:5]), self.ptr)
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Memory that nobody has written to yet holds NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # the switch that PyTorch has for that
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def margins(tensors, ptr, alpha, potential=False) -> Tensor:
+    """By how much the u of one key must change for the active set of a row to change: [nodes, heads], at λ* = 1.
+
+    Within rounding a key is active or not by the last bit of its score, and the gradient has a jump there.
+    """
+    q, k, _, q_friction, k_friction = (x.detach().double() for x in tensors)
+    parts = [torch.zeros_like(q[:0, :, 0])]
+    for start, end in pairwise(ptr.tolist()):
+        for first in range(start, end, 2048):
+            rows, keys = slice(first, min(first + 2048, end)), slice(start, end)
+            s, u = (
+                torch.einsum("ihd,jhd->ihj", a[rows], b[keys]) / a.shape[-1] ** 0.5
+                for a, b in ((q, k), (q_friction, k_friction))
+            )
+            parts.append(_margins(s, u, alpha, potential))
+    return torch.cat(parts)
+
+
+def _margins(s: Tensor, u: Tensor, alpha: float, potential: bool) -> Tensor:
+    """Of rows [..., n]. By bisection for η in logarithms, and from the largest active friction, as η is too coarse."""
+    n, log_p = s.shape[-1], s.log_softmax(-1)
+    log_c = s.logsumexp(-1, keepdim=True) + (-s).logsumexp(-1, keepdim=True)
+    taken = u.log_softmax(-1) + (math.log(n) if potential else log_c - math.log(n))  # log κ f
+    log_leak = -log_c - (math.inf if potential else math.log(alpha))
+
+    def flow(level):
+        """Σ p (level − κ f)₊ + ε level, of the logarithm of a level."""
+        through = (log_p + level + (-(taken - level).clamp(max=0).expm1()).log()).exp().sum(-1, keepdim=True)
+        return through + (log_leak + level).exp()
+
+    low, high = taken.amin(-1, keepdim=True) - 800, taken.amax(-1, keepdim=True) + 800
+    for _ in range(60):
+        eta = (low + high) / 2
+        short = flow(eta) < 1
+        low, high = torch.where(short, eta, low), torch.where(short, high, eta)
+    active = taken <= eta + 1e-12
+    last = taken.masked_fill(~active, -math.inf).amax(-1, keepdim=True)
+    weights = torch.cat([log_p.masked_fill(~active, -math.inf), log_leak], -1)
+    log_level = (1 - flow(last)).log() - weights.logsumexp(-1, keepdim=True)  # η less the largest active κ f
+    above = (log_level - taken).exp() + (last - taken).expm1()  # η / κ f − 1
+    # η follows an active key by its share of the weights, and a row's only key, which never leaves, by all of it.
+    leaves = above / (1 - weights.softmax(-1)[..., :-1]).clamp(min=1e-300)
+    return torch.where(active, leaves, taken - eta).nan_to_num(0, posinf=math.inf).amin(-1)
 
 
 def offsets(sizes) -> Tensor:

@@ -16,6 +16,7 @@ if not GPU:
 triton = pytest.importorskip("triton", reason="the kernels need Triton")
 tl = pytest.importorskip("triton.language")
 
+from packing import margins, poisoned  # noqa: E402
 from sfiformer.attention import dfi_attention, sfi_attention  # noqa: E402
 from sfiformer.attention.kernels import launch  # noqa: E402
 from sfiformer.attention.kernels.tiles import kept  # noqa: E402
@@ -46,30 +47,6 @@ def attend(op, tensors, ptr, lam, alpha, potential, max_nodes, dropout_p=0.0, se
     return op(*tensors, ptr, lam, seed, alpha, potential, width**-0.5, dropout_p, *tail)[0]
 
 
-def margins(tensors, ptr, alpha):
-    """How far the threshold μ of each row is from the nearest friction λ f, relative to μ: [nodes, heads], λ = 1/n.
-
-    At a margin within rounding a key is active or not by the last bit of its score, and the gradient has a jump there.
-    """
-    q, k, _, q_friction, k_friction = (x.detach().double() for x in tensors)
-    parts = []
-    for start, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
-        here = slice(start, end)
-        s, u = (
-            torch.einsum("ihd,jhd->ihj", a[here], b[here]) / a.shape[-1] ** 0.5
-            for a, b in ((q, k), (q_friction, k_friction))
-        )
-        r, cost = (-s).softmax(-1), u.softmax(-1) / max(end - start, 1)
-        low = torch.zeros_like(s[..., :1])
-        high = low + 2
-        for _ in range(100):
-            mu = (low + high) / 2
-            short = ((mu - cost).relu() / r).sum(-1, keepdim=True) + mu / alpha < 1
-            low, high = torch.where(short, mu, low), torch.where(short, high, mu)
-        parts.append(((mu - cost).abs() / mu).amin(-1))
-    return torch.cat(parts)
-
-
 def both(sizes, alpha, potential, margin=0.0, **kwargs):
     """Errors of kernel and plain twin for the output and each gradient, relative to float64.
 
@@ -77,7 +54,7 @@ def both(sizes, alpha, potential, margin=0.0, **kwargs):
     """
     tensors, ptr, grad = make(sizes, **kwargs)
     if margin:
-        grad = grad * (margins(tensors, ptr, alpha) > margin).unsqueeze(-1)
+        grad = grad * (margins(tensors, ptr, alpha, potential) > margin).unsqueeze(-1)
     counts = torch.tensor(sizes, device=DEVICE).clamp(min=1)
     lam = (torch.ones(len(sizes), device=DEVICE) / (1 if potential else counts)).requires_grad_()
 
@@ -87,7 +64,9 @@ def both(sizes, alpha, potential, margin=0.0, **kwargs):
         return [out, *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
 
     truth = run(packed_attention, lambda _: torch.float64)
-    results = (run(launch.fused_attention, lambda d: d), run(packed_attention, lambda d: d))
+    with poisoned():
+        fused = run(launch.fused_attention, lambda d: d)
+    results = (fused, run(packed_attention, lambda d: d))
     return [
         [float((a.double() - b).norm() / b.norm().clamp(min=1e-30)) for a, b in zip(r, truth, strict=True)]
         for r in results
@@ -141,7 +120,8 @@ def test_gradients_where_the_first_solution_is_wrong_and_the_right_one_gentle(al
     torch.testing.assert_close(out, torch.ones_like(out))
     of_q, of_k, of_v, *rest = torch.autograd.grad(out.sum(), [*tensors, lam])
     assert of_v.flatten().tolist() == [3, 0, 0]
-    assert not any(g.any() for g in (of_q, of_k, *rest))
+    for grad in (of_q, of_k, *rest):  # in float64 none of these exceeds 2e-28
+        torch.testing.assert_close(grad, torch.zeros_like(grad), rtol=0, atol=2e-28)
 
 
 def test_no_flow_pays_gives_zeros():

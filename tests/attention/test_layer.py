@@ -221,6 +221,21 @@ def test_adjacency_made_beforehand(batch):
     assert torch.equal(layer(x, edge_index, ptr, adjacency=made), layer(x, edge_index, ptr))
 
 
+@pytest.mark.parametrize("options", [{}, {"mode": "dfi"}, {"friction": "tied"}, {"qk_norm": False}])
+def test_heads_padded_as_on_a_gpu_change_nothing(batch, monkeypatch, options):
+    x, edge_index, ptr = batch
+    layer = _layer(**options)
+    expected, scores, flows = layer(x, edge_index, ptr), layer.scores(x), layer.flows(x, ptr)
+    for place in ("widths", "layer"):
+        monkeypatch.setattr(f"sfiformer.attention.{place}.wide", lambda width, like: width + 3)
+    torch.testing.assert_close(layer(x, edge_index, ptr), expected)
+    for padded, plain in zip(layer.scores(x), scores, strict=True):
+        assert padded.shape[-1] == plain.shape[-1] + 3
+        torch.testing.assert_close(padded[..., :-3], plain)
+    for padded, plain in zip(layer.flows(x, ptr), flows, strict=True):
+        torch.testing.assert_close(padded, plain)
+
+
 def test_normalised_queries_and_keys_bound_the_scores(batch):
     """The size of queries and keys does not matter; with every key alike scores stay within ±√width."""
     x, edge_index, ptr = batch

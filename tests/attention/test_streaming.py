@@ -18,6 +18,8 @@ pytest.importorskip("triton", reason="the kernels need Triton")
 
 from triton.runtime.interpreter import InterpreterBuilder  # noqa: E402
 
+from packing import margins, poisoned  # noqa: E402
+from sfiformer.attention import dfi_attention, kernels, sfi_attention  # noqa: E402
 from sfiformer.attention.kernels import launch  # noqa: E402
 from sfiformer.attention.packed import packed_attention  # noqa: E402
 
@@ -29,7 +31,7 @@ on_gpu = pytest.mark.skipif(not GPU, reason="no GPU")
 @pytest.fixture(autouse=not GPU)
 def large_tiles(monkeypatch):
     """What the interpreter takes per operation hardly depends on the tile."""
-    monkeypatch.setattr(launch, "_stream_tiles", lambda q, v: (launch.Stream(64, 64, 4, 1),) * 4)
+    monkeypatch.setattr(launch, "_stream_tiles", lambda q, v, max_nodes: (launch.Stream(64, 64, 4, 1),) * 4)
 
 
 @pytest.fixture
@@ -50,6 +52,9 @@ def make(sizes, heads=1, width=20, value_width=24, spread=1.0, dtype=torch.float
 
 def attend(op, tensors, sizes, lam, alpha, potential, dropout_p=0.0, seed=0):
     ptr = torch.tensor([0, *sizes], device=DEVICE).cumsum(0)
+    if op is sfi_attention:
+        scaling = "potential" if potential else "absolute"
+        return (op(*tensors, ptr, lam=lam, alpha=alpha, scaling=scaling, max_nodes=max(sizes)),)
     seed = torch.tensor(seed, device=DEVICE)
     tail = (max(sizes),) if op is launch.fused_attention else (None, False)
     return op(*tensors, ptr, lam, seed, alpha, potential, tensors[0].shape[-1] ** -0.5, dropout_p, *tail)
@@ -70,51 +75,20 @@ def relative_errors(results, truth):
     ]
 
 
-def margins(tensors, sizes, alpha, potential):
-    """By how much the u of one key must change for the active set to change, [nodes, heads], at λ* = 1.
-
-    Within rounding a key is active or not by the last bit of its score, and the gradient has a jump there. The threshold η
-    follows an active key by its share p / W of the weights, and so a row's only key, which never leaves, by all of it.
-    """
-    q, k, _, q_friction, k_friction = (x.double().split(list(sizes)) for x in tensors)
-    parts = []
-    for i, n in enumerate(sizes):
-        if not n:
-            continue
-        s, u = (
-            torch.einsum("ihd,jhd->ihj", a[i], b[i]) * a[i].shape[-1] ** -0.5
-            for a, b in ((q, k), (q_friction, k_friction))
-        )
-        log_c = (s.logsumexp(-1) + (-s).logsumexp(-1)).unsqueeze(-1)
-        log_p = s.log_softmax(-1)
-        taken = u.log_softmax(-1) + (math.log(n) if potential else log_c - math.log(n))  # log κ f
-        log_leak = -log_c - (math.inf if potential else math.log(alpha))
-        low, high = taken.amin(-1, keepdim=True) - 800, taken.amax(-1, keepdim=True) + 800
-        for _ in range(60):
-            eta = (low + high) / 2
-            flow = (log_p + eta + (-(taken - eta).clamp(max=0).expm1()).log()).exp().sum(-1, keepdim=True)
-            short = flow + (log_leak + eta).exp() < 1
-            low, high = torch.where(short, eta, low), torch.where(short, high, eta)
-        active = taken <= eta + 1e-12  # bisection ends within this, which is not enough for η itself:
-        last = taken.masked_fill(~active, -math.inf).amax(-1, keepdim=True)
-        lifted = (log_p + last + (-(taken - last).clamp(max=0).expm1()).log()).exp().sum(-1, keepdim=True)
-        weights = torch.cat([log_p.masked_fill(~active, -math.inf), log_leak], -1)
-        log_level = (1 - (log_leak + last).exp() - lifted).log() - weights.logsumexp(-1, keepdim=True)
-        room = (log_level - taken).exp() + (last - taken).expm1()  # η / κ f − 1
-        stays = room / (1 - weights.softmax(-1)[..., :-1]).clamp(min=1e-300)
-        parts.append(torch.where(active, stays, taken - eta).nan_to_num(0, posinf=math.inf).amin(-1))
-    return torch.cat(parts)
-
-
-def assert_as_good_as_the_twin(sizes, alpha, potential, floor, margin=0.0, **kwargs):
+def assert_as_good_as_the_twin(
+    sizes, alpha, potential, floor, op=launch.fused_attention, margin=0.0, **kwargs
+):
+    """Rows within ``margin`` of a jump of the gradient are given none."""
     tensors, grad = make(sizes, **kwargs)
     if margin:
-        clear = margins(tensors, sizes, alpha, potential) > margin
+        ptr = torch.tensor([0, *sizes], device=DEVICE).cumsum(0)
+        clear = margins(tensors, ptr, alpha, potential) > margin
         assert clear.double().mean() > 0.8
         grad = grad * clear.unsqueeze(-1)
     case = (sizes, tensors, grad, alpha, potential)
     truth = with_gradients(packed_attention, *case, dtype=torch.float64)
-    kernel = relative_errors(with_gradients(launch.fused_attention, *case), truth)
+    with poisoned():
+        kernel = relative_errors(with_gradients(op, *case), truth)
     plain = relative_errors(with_gradients(packed_attention, *case), truth)
     limits = [2 * plain[0] + floor] + [3 * error + floor for error in plain[1:]]
     assert all(error <= limit for error, limit in zip(kernel, limits, strict=True)), (kernel, plain)
@@ -123,7 +97,7 @@ def assert_as_good_as_the_twin(sizes, alpha, potential, floor, margin=0.0, **kwa
 def assert_at_scale(sizes, scale, alpha, potential, **kwargs):
     """With scores of standard deviation ``scale``; rows within rounding of a jump have no gradient."""
     floor, margin = 1e-5 * max(scale**0.5, 1), 1e-5 * max(scale, 1)
-    assert_as_good_as_the_twin(sizes, alpha, potential, floor, margin, spread=scale**0.5, **kwargs)
+    assert_as_good_as_the_twin(sizes, alpha, potential, floor, margin=margin, spread=scale**0.5, **kwargs)
 
 
 @pytest.mark.parametrize(("alpha", "potential"), SCALINGS)
@@ -134,15 +108,15 @@ def test_matches_the_plain_twin(stream_all, alpha, potential):
 @pytest.mark.parametrize("potential", [False, True])
 @pytest.mark.parametrize("scale", [0.1, 1, 10, 30, 100])
 def test_matches_for_scores_of_any_range(stream_all, scale, potential):
-    assert_at_scale([70, 40, 50], scale, 0.1, potential)
+    assert_at_scale([70, 40], scale, 0.1, potential)
 
 
 @pytest.mark.parametrize(
     ("scale", "alpha", "potential"),
-    [(1, math.inf, False), (10, 0.1, True), (30, 0.1, False), (100, 0.1, True), (100, math.inf, False)],
+    [(1, math.inf, False), (10, 0.1, True), (30, 0.1, False), (100, 0.1, True)],
 )
 def test_matches_in_half_precision(stream_all, scale, alpha, potential):
-    assert_at_scale([70, 40, 50], scale, alpha, potential, dtype=torch.float16)
+    assert_at_scale([70, 40], scale, alpha, potential, dtype=torch.float16)
 
 
 def test_a_wide_head(stream_all):
@@ -150,7 +124,7 @@ def test_a_wide_head(stream_all):
 
 
 @pytest.mark.skipif(GPU, reason="on a GPU the kernels differ in their last bits without help")
-@pytest.mark.parametrize("scale", [1, 30, 100])
+@pytest.mark.parametrize("scale", [30, 100])
 def test_scores_may_come_out_with_other_last_bits(stream_all, monkeypatch, scale):
     """Every product of matrices is off by about a unit in the last place, another time otherwise."""
     generator, exact = np.random.default_rng(0), InterpreterBuilder.create_dot
@@ -163,7 +137,7 @@ def test_scores_may_come_out_with_other_last_bits(stream_all, monkeypatch, scale
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
     tensors, grad = make([70, 64], spread=scale**0.5)
-    clear = (margins(tensors, [70, 64], 0.1, False) > 1e-4 * scale).unsqueeze(-1)
+    clear = (margins(tensors, torch.tensor([0, 70, 134]), 0.1) > 1e-4 * scale).unsqueeze(-1)
     grad = grad * clear
     case = ([70, 64], tensors, grad, 0.1, False)
     truth = with_gradients(packed_attention, *case, dtype=torch.float64)
@@ -181,14 +155,49 @@ def test_small_and_large_graphs_share_a_batch(monkeypatch):
     assert max(relative_errors(mixed, [x.double() for x in on_chip])) < 3e-6
 
 
-def test_a_row_takes_few_sweeps(stream_all):
-    tensors, _ = make([130], width=16, value_width=16)
-    _, stats, _ = attend(
-        launch.fused_attention, tensors, [130], torch.tensor([1 / 130], device=DEVICE), 0.1, False
-    )
+@pytest.fixture
+def large_from_65(monkeypatch):
+    """`attend` sends the CPU's tensors to the kernels too, and streams graphs of more than 64 nodes."""
+    if GPU:
+        pytest.skip("a GPU does so with larger graphs, below")
+    monkeypatch.setattr(kernels, "usable", lambda x: x.dtype != torch.float64)
+    for module in (kernels, launch):
+        monkeypatch.setattr(module, "MAX_NODES", 64)
+
+
+@pytest.mark.parametrize(("alpha", "potential"), SCALINGS)
+def test_sfi_attention_streams_large_graphs(large_from_65, alpha, potential):
+    sizes = [9, 70]
+    tensors, grad = make(sizes)
+    case = (sizes, tensors, grad, alpha, potential)
+    got, expected = (with_gradients(op, *case) for op in (sfi_attention, launch.fused_attention))
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("max_nodes", [None, 70])
+def test_dense_attention_leaves_large_graphs_to_pytorch(large_from_65, monkeypatch, max_nodes):
+    (q, k, v, _, _), _ = make([9, 70])
+    monkeypatch.delattr(launch, "fused_attention")
+    ptr = torch.tensor([0, 9, 79], device=DEVICE)
+    out = dfi_attention(q, k, v, ptr, max_nodes=max_nodes)
+    torch.testing.assert_close(out, softmax_attention(q, k, v, [9, 70]), rtol=1e-5, atol=1e-5)
+
+
+def softmax_attention(q, k, v, sizes):
+    parts = zip(*(x.transpose(0, 1).split(sizes, 1) for x in (q, k, v)), strict=True)
+    outs = [(a @ b.mT * a.shape[-1] ** -0.5).softmax(-1) @ c for a, b, c in parts]
+    return torch.cat(outs, 1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("spread", [1.0, 10.0])
+def test_a_row_takes_few_sweeps_and_says_so(stream_all, spread):
+    tensors, _ = make([130], width=16, value_width=16, spread=spread)
+    lam = torch.tensor([1 / 130], device=DEVICE)
+    _, stats, _ = attend(launch.fused_attention, tensors, [130], lam, 0.1, False)
     assert len(stats) == 11
-    assert stats[9].ge(2).all()
+    assert stats[9].abs().ge(2).all()
     assert stats[9].le(4).all()
+    assert stats[9].lt(0).any() == (spread > 1)  # measured from a pivot
 
 
 def test_friction_without_strength_is_softmax(stream_all):
@@ -231,22 +240,94 @@ def test_dropout_is_that_of_the_rows_on_chip(monkeypatch, spread):
 @pytest.mark.parametrize(("alpha", "potential"), SCALINGS)
 @pytest.mark.parametrize("scale", [0.1, 1, 10, 30, 100])
 def test_large_graphs(scale, alpha, potential, dtype):
-    assert_at_scale([2049, 700], scale, alpha, potential, heads=2, width=64, value_width=64, dtype=dtype)
+    assert_at_scale([2049, 700], scale, alpha, potential, dtype=dtype, **SHAPE)
 
 
 @on_gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [40, 68, 235])
-def test_large_graphs_of_any_width(width, dtype):
-    assert_at_scale([2049, 700], 1, 0.1, False, heads=2, width=width, value_width=width, dtype=dtype)
+@pytest.mark.parametrize(
+    ("dtype", "width"),
+    [(torch.float16, 40), (torch.bfloat16, 68), (torch.bfloat16, 235), (torch.float32, 235)],
+)
+def test_any_width(stream_all, dtype, width):
+    assert_at_scale([2049, 700], 1, 0.1, False, dtype=dtype, heads=2, width=width, value_width=width)
+
+
+EVERY_SIZE = [0, 1, 2, 15, 16, 17, 31, 32, 33, 150, 480, 513, 2049]
+# To a compiled kernel these batches look alike, and like those of the next test: kernels take long to compile.
+SHAPE = {"heads": 2, "width": 64, "value_width": 64}
 
 
 @on_gpu
-def test_two_runs_agree_to_the_bit():
-    tensors, grad = make([3000, 200], heads=4, width=64, value_width=64, dtype=torch.bfloat16)
-    case = ([3000, 200], tensors, grad, 0.1, False)
-    once, again = (with_gradients(launch.fused_attention, *case) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "potential", "spread"),
+    [
+        (EVERY_SIZE, torch.float32, False, 1.0),
+        (EVERY_SIZE, torch.float32, False, 10.0),
+        (EVERY_SIZE, torch.bfloat16, False, 1.0),
+        (EVERY_SIZE, torch.bfloat16, False, 10.0),
+        (EVERY_SIZE, torch.bfloat16, True, 1.0),
+        ([20_000, 33], torch.float32, False, 1.0),
+        ([20_000, 33], torch.bfloat16, False, 1.0),
+        ([20_000, 33], torch.bfloat16, True, 1.0),
+    ],
+)
+def test_sfi_attention_at_every_size(sizes, dtype, potential, spread):
+    exact = dtype == torch.float32  # so much that one key across its threshold would show
+    floor, margin = 1e-5 * spread if exact else 1e-3, 2e-5 if exact and spread == 1 else 0.0
+    options = {"op": sfi_attention, "spread": spread, "dtype": dtype, "margin": margin}
+    assert_as_good_as_the_twin(sizes, 0.1, potential, floor, **options, **SHAPE)
+
+
+@on_gpu
+@pytest.mark.parametrize("sizes", [[2049, 700], [20_000, 33]])
+def test_sfi_attention_streams_repeatably_and_is_captured(sizes):
+    tensors, grad = make(sizes, dtype=torch.bfloat16, **SHAPE)
+    ptr, lam = torch.tensor([0, *sizes], device=DEVICE).cumsum(0), 1 / max(sizes)
+    strengths = torch.full((len(sizes),), lam, device=DEVICE)
+    expected, stats, _ = attend(launch.fused_attention, tensors, sizes, strengths, 0.1, False)
+    assert stats[9, : sizes[0]].abs().ge(2).all()
+    for x in tensors:
+        x.requires_grad_()
+
+    def both():
+        out = sfi_attention(*tensors, ptr, lam=lam, max_nodes=max(sizes))
+        return out.detach(), *torch.autograd.grad(out, tensors, grad)
+
+    once = both()
+    assert torch.equal(once[0], expected)
+    assert all(torch.equal(a, b) for a, b in zip(once, both(), strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both()
+    with torch.no_grad():
+        for x in tensors:
+            x.mul_(0.5)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, both(), strict=True))
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "width"),
+    [
+        ([2049, 40, 0, 40], torch.float32, 35),
+        ([2049, 40], torch.float16, 68),
+        ([20_000, 5], torch.bfloat16, 64),
+    ],
+)
+def test_dense_attention_on_large_graphs(sizes, dtype, width):
+    tensors, grad = make(sizes, width=width, value_width=width, dtype=dtype)
+    ptr = torch.tensor([0, *sizes], device=DEVICE).cumsum(0)
+
+    def run(attention, dtype=dtype):
+        inputs = [x.detach().to(dtype).requires_grad_() for x in tensors[:3]]
+        out = attention(*inputs)
+        return [out, *torch.autograd.grad(out, inputs, grad.to(dtype))]
+
+    truth = run(lambda *inputs: softmax_attention(*inputs, sizes), torch.float64)
+    plain = relative_errors(run(lambda *inputs: softmax_attention(*inputs, sizes)), truth)
+    fused = relative_errors(run(lambda *inputs: dfi_attention(*inputs, ptr)), truth)
+    assert all(error <= 2 * limit + 1e-5 for error, limit in zip(fused, plain, strict=True)), (fused, plain)
 
 
 def test_is_a_proper_operator(monkeypatch):

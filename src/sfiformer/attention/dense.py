@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from sfiformer.attention import kernels
 from sfiformer.attention.chunks import chunks
 from sfiformer.attention.inputs import require_finite, require_ptr, require_shapes
+from sfiformer.attention.widths import wide, widened
 from sfiformer.flow import checks
 
 
@@ -28,12 +29,15 @@ def dfi_attention(
     """Σ_j softmax_j(q_i·k_j · scale) v_j over the nodes j of i's graph: [nodes, heads, width of v].
 
     What `sfi_attention` tends to for λ = 0 and α = ∞: through the same kernels on a GPU, and else through
-    `torch.nn.functional.scaled_dot_product_attention`, on graphs of equal size at a time and so without padding.
+    `torch.nn.functional.scaled_dot_product_attention`, on graphs of equal size at a time and so without padding. That is
+    also where a GPU sends batches with a graph of more than 1,024 nodes: it then waits to learn the sizes, so such a call
+    cannot be captured, and two backward passes agree to the bit only under `torch.use_deterministic_algorithms`.
     """
     require_shapes(ptr, dropout_p, q=q, k=k, v=v)
     if checks.wanted(check, q):
         require_ptr(ptr, len(q), max_nodes)
         require_finite(q=q, k=k, v=v)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     if q.dtype == k.dtype == v.dtype:
         fused = kernels.attend(
             q,
@@ -45,32 +49,31 @@ def dfi_attention(
             torch.zeros(len(ptr) - 1, device=q.device),
             alpha=math.inf,
             potential=False,
-            scale=q.shape[-1] ** -0.5 if scale is None else scale,
+            scale=scale,
             dropout_p=dropout_p,
             max_nodes=max_nodes,
         )
         if fused is not None:
             return fused
+    # A GPU's own kernels never hold all scores, so they take a graph of any size whole; not so in float64.
+    chunk_size = 1 << (62 if q.is_cuda and q.dtype != torch.float64 else 24)
     outs, places = [v[:0]], []
-    for chunk in chunks(ptr, q.shape[1], chunk_size=1 << 24):
+    for chunk in chunks(ptr, q.shape[1], chunk_size):
         nodes = chunk.nodes(q.device)
-        parts = (
-            chunk.gather(x, nodes, x.dtype).view(len(chunk.graphs), -1, *_tail(chunk.size, x))
+        # Those kernels want widths of a multiple of 8; the others would hold all scores.
+        queries, keys, values = (
+            widened(chunk.gather(x, nodes, x.dtype), wide(x.shape[2], x)).unflatten(0, (-1, x.shape[1]))
             for x in (q, k, v)
         )
-        queries, keys, values = parts
         out = F.scaled_dot_product_attention(
             queries[:, :, chunk.rows], keys, values, dropout_p=dropout_p, scale=scale
         )
+        out = out[..., : v.shape[2]]
         outs.append(out.transpose(1, 2).reshape(-1, *v.shape[1:]).to(v.dtype))
         places.append(_rows(nodes, chunk.rows, q.device))
     if not places:
         return outs[0]
     return torch.empty_like(v).index_copy(0, torch.cat(places), torch.cat(outs))
-
-
-def _tail(size: int, x: Tensor) -> tuple[int, int]:
-    return size, x.shape[2]
 
 
 def _rows(nodes: Tensor | slice, rows: slice, device: torch.device) -> Tensor:

@@ -161,12 +161,12 @@ def spread(values: Tensor, ptr: Tensor, index: Tensor, order: Tensor | None = No
 @segment_sum.register_fake
 def _(values: Tensor, ptr: Tensor, index: Tensor, order: Tensor | None = None) -> Tensor:
     dtype = torch.promote_types(values.dtype, torch.float32)
-    return values.new_empty(len(ptr) - 1, *values.shape[1:], dtype=dtype)
+    return values.new_empty(ptr.size(0) - 1, *values.shape[1:], dtype=dtype)
 
 
 @spread.register_fake
 def _(values: Tensor, ptr: Tensor, index: Tensor, order: Tensor | None = None) -> Tensor:
-    return values.new_empty(len(index), *values.shape[1:])
+    return values.new_empty(index.size(0), *values.shape[1:])
 
 
 def _keep_segments(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -14,6 +14,7 @@ from sfiformer import ranks
 from sfiformer.attention.adjacency import Adjacency
 from sfiformer.attention.dense import dfi_attention
 from sfiformer.attention.functional import sfi_attention
+from sfiformer.attention.heads import split_heads
 from sfiformer.attention.widths import by_parts, wide, widened
 from sfiformer.flow.problem import Scaling, Solver
 
@@ -170,7 +171,8 @@ class SFiAttention(nn.Module):
             if self.adjacency:
                 near = self._along_edges(F.linear(values.flatten(1), weight), edge_index, adjacency)
                 far = F.linear(flowed, weight)
-                out = torch.lerp(near, far, (self.gamma / (1 + self.gamma)).to(near.dtype)) + bias
+                gamma = self.gamma
+                out = torch.lerp(near, far, (gamma / (1 + gamma)).to(near.dtype)) + bias
             else:
                 out = F.linear(flowed, weight, bias)
         out = out[:, : self.dim]
@@ -180,14 +182,22 @@ class SFiAttention(nn.Module):
         """The flows Z of every graph, a list of [heads, n, n]: row i says where node i draws its unit from."""
         (q, k, qf, kf), values = self._scores_and_values(x)
         out = sfi_attention(
-            q, k, values, qf, kf, ptr, return_flows=True, scale=self.scale, **self.strengths(ptr, x)._asdict()
+            q,
+            k,
+            values,
+            qf,
+            kf,
+            ptr,
+            return_flows=True,
+            scale=self.scale * self._share(q),
+            **self.strengths(ptr, x)._asdict(),
         )
         return out[1]  # type: ignore[return-value]
 
     def _flow(self, x: Tensor, scores: Scores, values: Tensor, ptr: Tensor, max_nodes: int | None) -> Tensor:
         q, k, q_friction, k_friction = scores
         options: dict[str, Any] = {
-            "scale": self.scale,
+            "scale": self.scale * self._share(q),
             "dropout_p": self.dropout if self.training else 0.0,
             "max_nodes": max_nodes,
         }
@@ -209,15 +219,16 @@ class SFiAttention(nn.Module):
 
         On a GPU heads are padded with zeros to a width that it likes.
         """
-        return self._scores_and_values(x)[0]
+        parts, _ = self._scores_and_values(x)
+        factor = self._share(parts.q) ** 0.5
+        return parts if factor == 1 else Scores(*(part * factor for part in parts))
 
     def _scores_and_values(self, x: Tensor) -> tuple[Scores, Tensor]:
         """All projections of x, as one product."""
         learned = self.mode == "sfi" and self.friction == "learned"
         pairs = [self.query, self.key, *([self.friction_query, self.friction_key] if learned else [])]
         packed = by_parts(x, [*pairs, self.value], self.heads)  # [nodes, 3 or 5, heads, width]
-        scores, values = packed.split([len(pairs), 1], dim=1)
-        parts, values = self._normalised(scores).unbind(1), values.squeeze(1)
+        *parts, values = split_heads(packed, len(pairs) if self.qk_norm else 0, self._eps(packed))
         if learned:
             return Scores(*parts), values
         q, k = parts
@@ -227,18 +238,20 @@ class SFiAttention(nn.Module):
         if self.friction == "tied":
             return Scores(q, k, -q, k), values
         assert callable(self.friction)
-        q_friction, k_friction = (self._normalised(widened(part, q.shape[-1])) for part in self.friction(x))
+        of_friction = torch.stack([widened(part, q.shape[-1]) for part in self.friction(x)], dim=1)
+        q_friction, k_friction = split_heads(of_friction, 2 if self.qk_norm else 0, self._eps(q))
         return Scores(q, k, q_friction, k_friction), values
 
-    def _normalised(self, x: Tensor) -> Tensor:
-        """Divided by the root mean square over the head, if the layer does so; zero columns do not count."""
-        if not self.qk_norm:
-            return x
-        share = self.head_width / x.shape[-1]
-        # Half precision's own ε would be no small number beside a mean square.
-        eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
-        normed = F.rms_norm(x, x.shape[-1:], eps=share * eps)
-        return (normed if share == 1 else normed * share**0.5).to(x.dtype)
+    def _eps(self, x: Tensor) -> float:
+        """Of the root mean square over a head, zero columns and all. Half precision's own would be no small number there.
+
+        Zero columns should not count: that makes a factor √share of queries and of keys, left to the scale of their scores.
+        """
+        return self._share(x) * torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+
+    def _share(self, x: Tensor) -> float:
+        """The share of a head's columns that are not padding, where it is normalised (else 1)."""
+        return self.head_width / x.shape[-1] if self.qk_norm else 1.0
 
     def strengths(self, ptr: Tensor, x: Tensor) -> Strengths:
         """λ, α, scaling and solver of a batch; without friction λ = 0 and α = ∞."""

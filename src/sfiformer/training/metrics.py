@@ -95,8 +95,9 @@ class RankingMetric(Metric):
         self.labels.append(torch.where(present_labels(target), target, -1).reshape(-1).float())
 
     def compute(self) -> float:
-        scores = _joined(self.scores).view(-1, self.targets)
-        labels = _joined(self.labels).view(-1, self.targets)
+        # On the host: a score is dozens of small operations that wait for one another.
+        scores = _joined(self.scores).view(-1, self.targets).cpu()
+        labels = _joined(self.labels).view(-1, self.targets).cpu()
         values = []
         for column in range(self.targets):
             present = labels[:, column] >= 0

@@ -28,11 +28,13 @@ WARM_UPS = (
 def replayable(config: ExperimentConfig, task: Task, stores: Mapping[str, GraphStore]) -> bool:
     """Whether all the work of a run can be captured: on one GPU that holds the data, by operators that never wait.
 
-    Plain attention waits, and so do the layers of PyG. Links are left out: their negatives are drawn on the host.
+    Plain attention waits, so does dense attention on large graphs, and so do the layers of PyG. Links are left out: their
+    negatives are drawn on the host.
     """
     model, largest = config.model, max(int(store.node_ptr.diff().max()) for store in stores.values())
     fused = kernels.HAS_TRITON and model.solver == "exact"
-    fused = fused and largest <= kernels.MAX_NODES and model.dim <= kernels.MAX_WIDTH
+    fused = fused and (largest <= kernels.MAX_NODES or model.attention == "sfi")
+    fused = fused and model.dim <= kernels.MAX_WIDTH
     return (
         config.trainer.capture
         and ranks.count() == 1

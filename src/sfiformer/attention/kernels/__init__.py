@@ -34,14 +34,15 @@ def attend(
 ) -> Tensor | None:
     """`sfi_attention` on tensors [nodes, heads, width] of one dtype; None where they are not what the kernels serve.
 
-    Without q_friction and k_friction there is none of it: softmax attention where alpha is infinite. Where ``max_nodes`` is
-    None, the largest size is asked of the device, which waits for it.
+    Without q_friction and k_friction there is none of it: softmax attention where alpha is infinite. Such graphs are not
+    streamed: PyTorch has kernels for large ones. Where ``max_nodes`` is None, the largest size is asked of the device, which
+    waits for it.
     """
     if not usable(q) or max(q.shape[-1], v.shape[-1]) > MAX_WIDTH:
         return None
     largest = int(ptr.diff().max()) if max_nodes is None and len(ptr) > 1 else max_nodes or 0
-    if largest > MAX_NODES:
-        return None  # the streaming kernels have not run on a GPU yet
+    if q_friction is None and largest > MAX_NODES:
+        return None
     from sfiformer.attention.kernels.launch import fused_attention
 
     tensors = [x if x is None else x.contiguous() for x in (q, k, v, q_friction, k_friction)]

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from sfiformer.attention.kernels.solving import row_sums, solve
+from sfiformer.attention.kernels.solving import row_sums, solve, solve_gently
 from sfiformer.attention.kernels.tiles import combine, kept, locate, products
 
 
@@ -29,14 +29,35 @@ def forward_kernel(
             u = scale * products(
                 q_friction + at, k_friction + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION
             )
-        valid = (keys < n)[None, :] & (rows >= 0)[:, None]
-        strength = tl.load(lam + graph)
-        scale0, s_ref, leak0, spill0, u_max, norm_s, norm_u = row_sums(
-            s, u, valid, strength, log_alpha, n.to(tl.float32), POTENTIAL, HARD
+        strength, size = tl.load(lam + graph), n.to(tl.float32)
+        outside = tl.where(keys < n, 0.0, float("-inf"))[None, :]
+        is_gentle, z, pivot, level, steep, m, total, log_leak, limit, norm_s, norm_u = solve_gently(
+            s, u, outside, strength, log_alpha, size, POTENTIAL, HARD
         )
-        z, pivot, level, steep, m, total, log_leak, limit = solve(
-            s, u, valid, scale0, s_ref, leak0, spill0, u_max
-        )
+        if not is_gentle:
+            # Made anew, so that the scores need not be kept for this.
+            s = scale * products(q + at, k + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION)
+            if not DENSE:
+                u = scale * products(
+                    q_friction + at,
+                    k_friction + at,
+                    rows,
+                    keys,
+                    n,
+                    stride,
+                    width,
+                    ROWS,
+                    KEYS,
+                    WIDTH,
+                    PRECISION,
+                )
+            valid = (keys < n)[None, :] & (rows >= 0)[:, None]
+            scale0, s_ref, leak0, spill0, u_max, norm_s, norm_u = row_sums(
+                s, u, valid, strength, log_alpha, size, POTENTIAL, HARD
+            )
+            z, pivot, level, steep, m, total, log_leak, limit = solve(
+                s, u, valid, scale0, s_ref, leak0, spill0, u_max
+            )
         first = start * heads + head  # of the row's numbers
         if DROPOUT:
             z = z * kept(tl.load(seed), first + rows * heads, keys, dropout_p)

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from sfiformer.attention.kernels import MAX_NODES
-from sfiformer.attention.kernels.backward import key_kernel, query_kernel
+from sfiformer.attention.kernels.backward import query_kernel
 from sfiformer.attention.kernels.forward import forward_kernel
+from sfiformer.attention.kernels.key_backward import key_kernel
 from sfiformer.attention.kernels.pivot_backward import pivot_key_kernel, pivot_query_kernel
 from sfiformer.attention.kernels.pivot_forward import pivot_forward_kernel
-from sfiformer.attention.kernels.stream_backward import stream_key_kernel, stream_query_kernel
+from sfiformer.attention.kernels.stream_backward import stream_query_kernel
 from sfiformer.attention.kernels.stream_forward import stream_forward_kernel
 
 
@@ -85,7 +86,7 @@ def _tile_options(
         "ROWS": bucket.rows,
         "KEYS": bucket.keys,
         "MORE_THAN": below,
-        "WIDTH": 32 if half else 16,
+        "WIDTH": _chunk(q.shape[2]) if half else 16,
         "POTENTIAL": potential,
         "DENSE": dense,
         "DROPOUT": dropout_p > 0,
@@ -95,6 +96,13 @@ def _tile_options(
         # The backward must find the forward's scores again, to the bit: no product may melt into a later subtraction.
         "enable_fp_fusion": False,
     }
+
+
+def _chunk(width: int) -> int:
+    """Columns of a head at a time: many where heads are wide, and few where more would be padding."""
+    if width >= 128:
+        return 64
+    return 32 if width % 32 == 0 else 16
 
 
 def _precision(q: Tensor, *, long: bool = False) -> str:
@@ -127,7 +135,6 @@ def _stream_options(tile: Stream, q: Tensor, v: Tensor, potential: bool, dropout
     return {
         "ROWS": tile.rows,
         "KEYS": tile.keys,
-        "MORE_THAN": MAX_NODES,
         "WIDTH": _padded(q.shape[2]),
         "VALUE_WIDTH": _padded(v.shape[2]),
         "POTENTIAL": potential,
@@ -142,15 +149,19 @@ def _padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def _stream_tiles(q: Tensor, v: Tensor) -> tuple[Stream, Stream, Stream, Stream]:
+def _stream_tiles(q: Tensor, v: Tensor, max_nodes: int) -> tuple[Stream, Stream, Stream, Stream]:
     """Tiles of the forward, of the backward's queries and of its keys, and of rows measured from a pivot."""
     width, half = _padded(max(q.shape[2], v.shape[2])), q.element_size() == 2
     steep = Stream(32, 32, 4, 1)
     if half and width <= 64:
-        return Stream(128, 64, 8, 3), Stream(128, 64, 8, 2), Stream(128, 32, 8, 2), steep
+        keys = Stream(64, 32, 4, 2) if max_nodes > MAX_NODES else Stream(32, 32, 4, 1)
+        keys = Stream(64, 64, 4, 1) if width <= 32 else keys
+        return Stream(128, 64, 8, 3), Stream(128, 64, 8, 3), keys, steep
     if half and width <= 128:
-        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 2), Stream(64, 32, 8, 2), steep
-    if half or width <= 64:
+        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 2), Stream(32, 64, 4, 1), steep
+    if half:
+        return Stream(64, 32, 8, 2), Stream(32, 64, 8, 2), Stream(32, 64, 8, 2), steep
+    if width <= 64:
         return Stream(64, 32, 8, 2), Stream(64, 32, 8, 1), Stream(64, 32, 8, 1), steep
     return Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), steep._replace(rows=16, warps=8)
 
@@ -174,9 +185,9 @@ def fused_attention(
     """Attention [N, heads, width of v], and what the backward needs. The plain twin is `packed_attention`.
 
     That is nine numbers a row, [9, N, heads], and where graphs are streamed two more, the number of sweeps over their keys
-    and the pivot's key, and O₂ = Σ_A p v / W and O − O₂, [2, N, heads, width of v] in float32 (else empty). Without
-    q_friction and k_friction there is no friction (λ = 0): softmax attention where alpha is infinite; such graphs are not
-    streamed.
+    (negative where a row was measured from a pivot) and the pivot, and O₂ = Σ_A p v / W and O − O₂, [2, N, heads, width of
+    v] in float32 (else empty). Without q_friction and k_friction there is no friction (λ = 0): softmax attention where alpha
+    is infinite; such graphs are not streamed.
     """
     nodes, heads, width = q.shape
     out = torch.empty_like(v)
@@ -188,21 +199,38 @@ def fused_attention(
     log_alpha, hard = 0.0 if math.isinf(alpha) else math.log(alpha), potential or math.isinf(alpha)
     sizes = (log_alpha, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
     branches = Branches(q)
+    # Half of the registers hold a gentle tile: twice as many programs at a time.
+    lean = {"maxnreg": 128} if q.element_size() == 2 and q.is_cuda else {}
     for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
         options = _tile_options(bucket, below, q, q_friction is None, potential, dropout_p)
         with branches.next():
             forward_kernel[(tiles, heads)](
-                q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, *sizes, HARD=hard, **options
+                q,
+                k,
+                v,
+                q_friction,
+                k_friction,
+                out,
+                stats,
+                ptr,
+                lam,
+                seed,
+                *sizes,
+                HARD=hard,
+                **options,
+                **lean,
             )
     if streamed:
         tensors = (q, k, v, q_friction, k_friction, out, *means, stats, ptr, lam, seed)
-        tile, _, _, steep = _stream_tiles(q, v)
+        tile, _, _, steep = _stream_tiles(q, v, max_nodes)
         options = _stream_options(tile, q, v, potential, dropout_p)
         stream_forward_kernel[(nodes // tile.rows + graphs, heads)](
-            *tensors, *sizes, HARD=hard, DOUBT=DOUBT[q.dtype], **options
+            *tensors, *sizes, MORE_THAN=MAX_NODES, HARD=hard, DOUBT=DOUBT[q.dtype], **options
         )
         options = _stream_options(steep, q, v, potential, dropout_p)
-        pivot_forward_kernel[(nodes // steep.rows + graphs, heads)](*tensors, *sizes, HARD=hard, **options)
+        pivot_forward_kernel[(nodes // steep.rows + graphs, heads)](
+            *tensors, *sizes, MORE_THAN=MAX_NODES, HARD=hard, **options
+        )
     branches.join()
     return out, stats, means
 
@@ -228,31 +256,31 @@ def fused_attention_backward(
     """Gradients of q, k, v, q_friction, k_friction (empty where there are none) and lam."""
     nodes, heads, width = q.shape
     of_q, of_k, of_v, of_q_friction, of_k_friction = _like(q, k, v, q_friction, k_friction)
-    sums = q.new_empty((5, nodes, heads), dtype=torch.float32)
+    sums = q.new_empty((7, nodes, heads), dtype=torch.float32)
+    graphs, dense = len(ptr) - 1, q_friction is None
+    plain = sums.new_empty((7, heads, nodes))  # of gentle rows, for the keys
+    found = torch.zeros((graphs, heads), dtype=torch.int32, device=q.device)  # whether there are other rows
     inputs = (q, k, v, q_friction, k_friction, grad_out.contiguous())
-    graphs = len(ptr) - 1
     tail = (stats, sums, ptr, seed, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
+    _, queries, keys, steep = _stream_tiles(q, v, max_nodes)
+
+    def run(kernel: Any, tile: Stream, *tensors: Tensor, **more: Any) -> None:
+        options = _stream_options(tile, q, v, potential, dropout_p)
+        kernel[(nodes // tile.rows + graphs, heads)](*inputs, *tensors, *tail, **options, **more)
+
     branches = Branches(q)
     for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
-        options = _tile_options(bucket, below, q, q_friction is None, potential, dropout_p)
-        grid = (tiles, heads)
+        options = _tile_options(bucket, below, q, dense, potential, dropout_p)
         with branches.next():
-            query_kernel[grid](*inputs, of_q, of_q_friction, *tail, **options)
-            key_kernel[grid](*inputs, of_k, of_v, of_k_friction, *tail, **options)
+            query_kernel[(tiles, heads)](*inputs, of_q, of_q_friction, plain, found, *tail, **options)
     if max_nodes > MAX_NODES:
-        _, queries, keys, steep = _stream_tiles(q, v)
-        plain = sums.new_empty((6, heads, nodes))
-        found = torch.zeros((graphs, heads), dtype=torch.int32, device=q.device)
-
-        def run(kernel: Any, tile: Stream, *tensors: Tensor) -> None:
-            options = _stream_options(tile, q, v, potential, dropout_p)
-            kernel[(nodes // tile.rows + graphs, heads)](*inputs, *tensors, *tail, **options)
-
-        run(stream_query_kernel, queries, *means, of_q, of_q_friction, plain)
-        run(pivot_query_kernel, steep, of_q, of_q_friction, found)
-        run(stream_key_kernel, keys, of_k, of_v, of_k_friction, plain)
-        run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found)
+        run(stream_query_kernel, queries, *means, of_q, of_q_friction, plain, MORE_THAN=MAX_NODES)
+        run(pivot_query_kernel, steep, of_q, of_q_friction, found, MORE_THAN=MAX_NODES)
     branches.join()
+    if nodes:
+        run(key_kernel, keys, of_k, of_v, of_k_friction, plain, DENSE=dense)
+    if nodes and not dense:
+        run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found)
     grad_log_kappa = sums[3].sum(-1) if nodes else q.new_zeros(0, dtype=torch.float32)
     by_graph = torch.segment_reduce(grad_log_kappa, "sum", offsets=ptr, initial=0.0)
     grad_lam = torch.where(lam > 0, by_graph / lam.clamp(min=torch.finfo(lam.dtype).tiny), 0).to(lam.dtype)

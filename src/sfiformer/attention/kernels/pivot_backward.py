@@ -1,14 +1,14 @@
-"""The backward of the rows of large graphs that are not gentle: `backward`'s formulas, with the keys streaming past.
+"""The backward of rows that are not gentle: `backward`'s formulas, with the keys (of large graphs) or queries streaming past.
 
-These kernels follow those of `stream_backward`, skip every tile without such a row, and touch no other row. No atomics.
+These kernels follow those of gentle rows, skip every tile without such a row, and touch no other row. No atomics.
 """
 
 import triton
 import triton.language as tl
 
 from sfiformer.attention.kernels.backward import gate_gradient, gradient_of_s, gradient_of_u, load_stats
+from sfiformer.attention.kernels.key_backward import store_columns
 from sfiformer.attention.kernels.pivot_forward import steep_flows
-from sfiformer.attention.kernels.stream_backward import store_columns
 from sfiformer.attention.kernels.streaming import is_gentle, scores
 from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
@@ -18,9 +18,7 @@ def steep_rows(place, is_row, stride):
     """The numbers of the rows that are not gentle, and which these are; the others get a level without flow."""
     pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stride)
     hard = is_row & (is_gentle(pivot, steep, m, norm_s, norm_u) == 0)
-    top = tl.load(place + 8 * stride, mask=hard, other=0.0).to(tl.int32)
-    pivot_key = tl.load(place + 10 * stride, mask=hard, other=0.0).to(tl.int32)
-    return pivot, tl.where(hard, level, float("-inf")), steep, m, norm_s, norm_u, top, pivot_key, hard
+    return pivot, tl.where(hard, level, float("-inf")), steep, m, norm_s, norm_u, hard
 
 
 @triton.jit
@@ -55,7 +53,7 @@ def pivot_query_kernel(
     start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
     rows = first_row + tl.arange(0, ROWS)
     row_number = start * heads + head + rows * heads
-    pivot, level, steep, m, norm_s, norm_u, top, pivot_key, hard = steep_rows(
+    pivot, level, steep, m, norm_s, norm_u, hard = steep_rows(
         stats + row_number, (n > MORE_THAN) & (rows < n), stat_stride
     )
     if tl.max(hard.to(tl.int32), 0) > 0:
@@ -68,6 +66,8 @@ def pivot_query_kernel(
         total = tl.load(stats + row_number + 4 * stat_stride, mask=hard, other=1.0)
         log_leak = tl.load(stats + row_number + 5 * stat_stride, mask=hard, other=float("-inf"))
         lift = tl.maximum(steep, 0.0)
+        top = tl.load(stats + row_number + 8 * stat_stride, mask=hard, other=0.0).to(tl.int32)
+        pivot_key = tl.load(stats + row_number + 10 * stat_stride, mask=hard, other=0.0).to(tl.int32)
         product = upstream.to(tl.float32) * load_chunk(
             v + value_at, top, n, value_stride, 0, value_width, VALUE_WIDTH
         ).to(tl.float32)
@@ -130,6 +130,8 @@ def pivot_query_kernel(
         tl.store(place + 2 * stat_stride, pull, mask=hard)
         tl.store(place + 3 * stat_stride, grad_log_kappa, mask=hard)
         tl.store(place + 4 * stat_stride, size, mask=hard)
+        tl.store(place + 5 * stat_stride, top.to(tl.float32), mask=hard)
+        tl.store(place + 6 * stat_stride, pivot_key.to(tl.float32), mask=hard)
 
 
 @triton.jit
@@ -146,13 +148,13 @@ def add_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
 def pivot_key_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, found, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What such queries add to the gradients of one tile of ROWS keys, where `pivot_query_kernel` found any in the graph."""
+    """What such queries add to the gradients of one tile of ROWS keys, where the kernels of queries found any in the graph."""
     head = tl.program_id(1)
     start, n, graph, first_key = locate(ptr, graphs, tl.program_id(0), ROWS)
-    if (first_key < n) & (n > MORE_THAN) & (tl.load(found + graph * heads + head) > 0):
+    if (first_key < n) & (tl.load(found + graph * heads + head) > 0):
         keys = first_key + tl.arange(0, ROWS)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
@@ -162,7 +164,7 @@ def pivot_key_kernel(
         for first in range(0, n, KEYS):
             queries = first + tl.arange(0, KEYS)
             row_number = start * heads + head + queries * heads
-            pivot, level, steep, m, norm_s, norm_u, top, pivot_key, hard = steep_rows(
+            pivot, level, steep, m, norm_s, norm_u, hard = steep_rows(
                 stats + row_number, queries < n, stat_stride
             )
             if tl.max(hard.to(tl.int32), 0) > 0:
@@ -172,6 +174,8 @@ def pivot_key_kernel(
                 pull = tl.load(place + 2 * stat_stride, mask=hard, other=0.0)
                 grad_log_kappa = tl.load(place + 3 * stat_stride, mask=hard, other=0.0)
                 size = tl.load(place + 4 * stat_stride, mask=hard, other=0.0)
+                top = tl.load(place + 5 * stat_stride, mask=hard, other=0.0).to(tl.int32)
+                pivot_key = tl.load(place + 6 * stat_stride, mask=hard, other=0.0).to(tl.int32)
                 lift = tl.maximum(steep, 0.0)
                 x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
                 x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)

@@ -13,8 +13,8 @@ The ninth number of such a row is not a limit but its heaviest active key, and t
 import triton
 import triton.language as tl
 
+from sfiformer.attention.kernels.key_backward import store_columns
 from sfiformer.attention.kernels.solving import LOG_GENTLE, above_pivot, expm1, flows, log1p, rounding
-from sfiformer.attention.kernels.stream_backward import store_columns
 from sfiformer.attention.kernels.streaming import scores, weigh, whole
 from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
@@ -194,5 +194,5 @@ def pivot_forward_kernel(
         tl.store(place + 4 * stat_stride, total, mask=hard)
         tl.store(place + 5 * stat_stride, log_leak, mask=hard)
         tl.store(place + 8 * stat_stride, top.to(tl.float32), mask=hard)
-        tl.store(place + 9 * stat_stride, u_min * 0 + sweeps, mask=hard)
+        tl.store(place + 9 * stat_stride, u_min * 0 - sweeps, mask=hard)
         tl.store(place + 10 * stat_stride, pivot_key.to(tl.float32), mask=hard)

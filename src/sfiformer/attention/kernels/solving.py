@@ -1,7 +1,8 @@
 """Device functions: the flow problems of one tile of scores, solved on chip. The plain twin is `sfiformer.flow.rows`.
 
-A tile holds whole rows, [queries, keys] in float32. Its rows are solved by Newton's method on plain exponentials, checked by
-measuring the flows from the pivot u_k (the largest active u), and solved again in logarithms where the check fails.
+A tile holds whole rows, [queries, keys] in float32. Its rows are solved by Newton's method on plain exponentials
+(`solve_gently`). Where a row is not gentle, the tile is solved with more care (`solve`): checked by measuring the flows from
+the pivot u_k (the largest active u), and solved again in logarithms where the check fails.
 
 Only differences of scores enter (s − m, u − u_max, …), so that nothing is lost where scores are large:
 
@@ -115,6 +116,61 @@ def measure(s, u, valid, u_pivot, scale0, s_ref, leak0, spill0, u_max):
 
 
 @triton.jit
+def solve_gently(s, u, outside, lam, log_alpha, n, POTENTIAL: tl.constexpr, HARD: tl.constexpr):
+    """What `row_sums` and `solve` find of a tile whose rows are gentle, and whether they are, in fewer registers.
+
+    ``outside`` is −inf at the keys beyond the graph, which get no weight, and 0 elsewhere. A gentle row may be measured from
+    any friction: here from half its η, where nothing cancels, or from u_max.
+    """
+    u += outside
+    u_max = tl.max(u, 1)
+    friction = exp(u - u_max[:, None])
+    log_u = tl.log(tl.sum(friction, 1))
+    least = tl.min(s - outside, 1)
+    m = tl.max(s + outside, 1)
+    weight = exp((s + outside) - m[:, None])
+    whole = tl.sum(weight, 1)
+    if POTENTIAL:
+        log_s = tl.log(whole)
+        steep = tl.log(lam * n) - log_u - log_s
+        norm_s = m + log_s
+    else:
+        log_s = tl.log(tl.sum(exp(least[:, None] - (s - outside)), 1))
+        norm_s = least - log_s
+        steep = tl.log(lam) - log_u + (m - norm_s)
+    log_leak = tl.full(m.shape, float("-inf"), tl.float32) if HARD else (norm_s - m) - log_alpha
+    scale = exp(tl.minimum(steep, 60.0))
+    friction *= scale[:, None]  # κ f / p_m
+    leak = exp(log_leak)
+    taken, total = tl.sum(weight * friction, 1), whole + leak
+    eta = (1 + taken) / total
+    moving = 1
+    while moving > 0:
+        active = friction < eta[:, None]
+        within = tl.where(active, weight, 0.0)
+        # This sum shows that a key leaves even where its weight is below the rounding of the other.
+        less = tl.sum(within * friction, 1)
+        total = tl.sum(within, 1) + leak
+        lower = (1 + less) / total
+        moving = tl.max((less < taken).to(tl.int32), 0)
+        taken = less
+        eta = tl.where(lower < eta, lower, eta)
+    active = friction < eta[:, None]
+    z = weight * tl.maximum(eta[:, None] - friction, 0.0)
+    flowing = tl.max(tl.where(active, weight, 0.0), 1) > 0
+    # Half-way between the active u and the others.
+    largest = tl.maximum(tl.max(tl.where(active, friction, 0.0), 1), 1e-37)
+    following = tl.min(tl.where(active, float("inf"), friction), 1)
+    limit = u_max - steep + 0.5 * (tl.log(largest) + tl.log(following))
+    log_eta = tl.log(0.5 * eta)
+    pivot = u_max + tl.minimum(log_eta - steep, 0.0)
+    log_gate = tl.minimum(log_eta, steep)
+    level = tl.where(flowing, eta - exp(log_gate), float("-inf"))
+    is_gentle = (tl.max(eta, 0) <= GENTLE) & (tl.max(steep, 0) <= 46.0)
+    return is_gentle, z, pivot, level, log_gate, m, total, log_leak, limit, norm_s, u_max + log_u
+
+
+@triton.jit
 def rounding(a, b):
     return 1e-6 * (1 + tl.maximum(tl.abs(a), tl.abs(b)))
 
@@ -193,12 +249,8 @@ def flows(s, u, valid, pivot, level, scale, m):
 
 
 @triton.jit
-def gentle_flows(s, u, valid, pivot, level, scale, m, limit):
-    """z, p/p_m on A and κ f p there, where κ f_k is moderate in every row of the tile: `flows` without logarithms."""
-    steep = exp(scale)
-    taken = steep[:, None] * exp(u - pivot[:, None])  # κ f_j / p_m
-    eta = (tl.maximum(level, -1e30) + steep)[:, None]
+def gentle_weights(s, u, valid, pivot, level, scale, m, limit):
+    """p/p_m on A (0 elsewhere) and κ f/p_m, where κ f_k is moderate in every row of the tile; z = p (η − κ f)₊ of them."""
+    taken = exp(tl.where(valid, u - (pivot - scale)[:, None], float("-inf")))
     active = valid & (u < limit[:, None]) & (level > float("-inf"))[:, None]
-    weight = tl.where(active, exp(s - m[:, None]), 0.0)
-    gated = tl.where(active, weight * taken, 0.0)
-    return tl.maximum(weight * eta - gated, 0.0), weight, gated
+    return tl.where(active, exp(s - m[:, None]), 0.0), taken

@@ -1,0 +1,127 @@
+"""The backward kernel of keys and values: a tile of keys with the queries streaming past it, in graphs of any size.
+
+For each row the kernels of queries leave the seven numbers of `keep_for_keys`. Rows that are not gentle count for nothing
+here: see `pivot_backward`. No atomics: two runs agree to the bit.
+"""
+
+import triton
+import triton.language as tl
+
+from sfiformer.attention.kernels.solving import exp
+from sfiformer.attention.kernels.streaming import LOG2E
+from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
+
+
+@triton.jit
+def keep_for_keys(
+    place, stride, is_row, gentle, pivot, level, steep, m, limit, mean, pull, grad_log_kappa, norm_s, norm_u
+):
+    """What the keys need of each row: reference, threshold, limit, ḡ, T, share (see `plain_gradients`) and norm_s.
+
+    Exponents are in units of log 2, as they are used. Rows that are not gentle get no flow and no gradient.
+    """
+    flowing = gentle & (level > 0)
+    steepness = exp(tl.where(flowing, steep, 0.0))
+    log_eta = tl.log(tl.where(flowing, level, 0.0) + steepness)
+    reference = tl.where(flowing, m - log_eta, float("inf"))
+    threshold = tl.where(flowing, pivot + (log_eta - steep), norm_u)
+    share = tl.where(gentle, grad_log_kappa * exp(tl.minimum(threshold - norm_u, 80.0)), 0.0)
+    tl.store(place, reference * LOG2E, mask=is_row)
+    tl.store(place + stride, threshold * LOG2E, mask=is_row)
+    tl.store(place + 2 * stride, tl.where(flowing, limit, float("-inf")) * LOG2E, mask=is_row)
+    tl.store(place + 3 * stride, tl.where(gentle, mean, 0.0), mask=is_row)
+    tl.store(place + 4 * stride, tl.where(gentle, pull, 0.0), mask=is_row)
+    tl.store(place + 5 * stride, share, mask=is_row)
+    tl.store(place + 6 * stride, norm_s * LOG2E, mask=is_row)
+
+
+@triton.jit
+def store_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
+    """Write the tile ``x`` [rows, WIDTH] of a tensor whose heads have ``width`` columns."""
+    columns = tl.arange(0, WIDTH)
+    inside = is_row[:, None] & (columns < width)[None, :]
+    tl.store(out + (rows[:, None] * stride + columns[None, :]), x.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def plain_gradients(
+    s, high_s, u, g, reference, threshold, limit, norm_s, mean, pull, share, POTENTIAL: tl.constexpr
+):
+    """z, η p on A, ∂L/∂s and ∂L/∂u of a block; the numbers of its rows (queries) are broadcast to it by the caller.
+
+    With exp(s − reference) = η p and exp(u − threshold) = κ f / η, a flow is z = η p (1 − κ f / η)₊, and a key is active
+    where u < limit, which lies at the threshold or between it and the nearest u, so that no last bit decides. ``share`` is
+    ∂L/∂log κ · exp(threshold − norm_u), since f itself is exp(u − norm_u). All these exponents come in units of log 2.
+    Keys outside the graph have s = u = −inf, and ``high_s`` = +inf.
+    """
+    ratio = tl.exp2(u - threshold)
+    supply = tl.where(u < limit, tl.exp2(s - reference), 0.0)
+    taken = supply * ratio
+    z = tl.maximum(supply - taken, 0.0)
+    spread = tl.exp2(s - norm_s) if POTENTIAL else tl.exp2(norm_s - high_s)
+    centred = g - mean
+    return z, supply, centred * z - spread * pull, -(taken * centred + ratio * share)
+
+
+@triton.jit(do_not_specialize=["graphs", "stat_stride"])
+def key_kernel(
+    q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, plain, stats, sums, ptr, seed,
+    scale, dropout_p, graphs, heads, width, value_width, stat_stride,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    POTENTIAL: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the keys and values of one tile of ROWS keys. Blocks are [keys, queries]: no product need be transposed."""
+    head = tl.program_id(1)
+    start, n, graph, first_key = locate(ptr, graphs, tl.program_id(0), ROWS)
+    if first_key < n:
+        keys = first_key + tl.arange(0, ROWS)
+        stride, value_stride = heads * width, heads * value_width
+        at, value_at = start * stride + head * width, start * value_stride + head * value_width
+        y = load_chunk(k + at, keys, n, stride, 0, width, WIDTH)
+        if not DENSE:
+            y_friction = load_chunk(k_friction + at, keys, n, stride, 0, width, WIDTH)
+        values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
+        of_k = tl.zeros([ROWS, WIDTH], tl.float32)
+        of_k_friction = tl.zeros([ROWS, WIDTH], tl.float32)
+        of_v = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+        for first in range(0, n, KEYS):
+            queries = first + tl.arange(0, KEYS)
+            is_query = queries < n
+            row_number = start * heads + head + queries * heads
+            place = plain + head * (stat_stride // heads) + start + queries
+            reference = tl.load(place, mask=is_query, other=float("inf"))
+            threshold = tl.load(place + stat_stride, mask=is_query, other=0.0)
+            limit = tl.load(place + 2 * stat_stride, mask=is_query, other=float("-inf"))
+            mean = tl.load(place + 3 * stat_stride, mask=is_query, other=0.0)
+            pull = tl.load(place + 4 * stat_stride, mask=is_query, other=0.0)
+            share = tl.load(place + 5 * stat_stride, mask=is_query, other=0.0)
+            norm_s = tl.load(place + 6 * stat_stride, mask=is_query, other=0.0)
+            x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
+            upstream = load_chunk(grad_out + value_at, queries, n, value_stride, 0, value_width, VALUE_WIDTH)
+            s = scale * LOG2E * tl.dot(y, tl.trans(x), input_precision=PRECISION)
+            if DENSE:
+                u = s * 0
+            else:
+                x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
+                u = scale * LOG2E * tl.dot(y_friction, tl.trans(x_friction), input_precision=PRECISION)
+            g = tl.dot(values, tl.trans(upstream), input_precision=PRECISION)
+            if DROPOUT:
+                keep = tl.trans(kept(tl.load(seed), row_number, keys, dropout_p))
+                g *= keep
+            z, _, grad_s, grad_u = plain_gradients(
+                s, s, u, g, reference[None, :], threshold[None, :], limit[None, :], norm_s[None, :],
+                mean[None, :], pull[None, :], share[None, :], POTENTIAL,
+            )  # fmt: skip
+            if DROPOUT:
+                z *= keep
+            of_v = tl.dot(z.to(upstream.dtype), upstream, of_v, input_precision=PRECISION)
+            of_k = tl.dot(grad_s.to(x.dtype), x, of_k, input_precision=PRECISION)
+            if not DENSE:
+                of_k_friction = tl.dot(
+                    grad_u.to(x.dtype), x_friction, of_k_friction, input_precision=PRECISION
+                )
+        is_key = keys < n
+        store_columns(grad_k + at, keys, of_k * scale, is_key, stride, width, WIDTH)
+        if not DENSE:
+            store_columns(grad_k_friction + at, keys, of_k_friction * scale, is_key, stride, width, WIDTH)
+        store_columns(grad_v + value_at, keys, of_v, is_key, value_stride, value_width, VALUE_WIDTH)

@@ -1,0 +1,63 @@
+"""Heads out of a joint product: the kernels against a definition in float64, with its gradient by autograd."""
+
+import os
+
+import pytest
+import torch
+
+GPU = torch.cuda.is_available()
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+from sfiformer.attention import heads  # noqa: E402
+from sfiformer.attention.kernels import heads as kernels  # noqa: E402
+
+DEVICE = "cuda" if GPU else "cpu"
+EPS = 1e-3
+
+
+def defined(packed, normed):
+    x = packed.unbind(1)
+    return [part / (part.square().mean(-1, keepdim=True) + EPS).sqrt() for part in x[:normed]] + [*x[normed:]]
+
+
+@pytest.mark.parametrize(("parts", "normed"), [(2, 2), (3, 2), (3, 0), (5, 4)])
+@pytest.mark.parametrize("shape", [(7, 3, 20), (1, 4, 16), (0, 2, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_kernels_make_heads_and_their_gradient(parts, normed, shape, dtype):
+    nodes, count, width = shape
+    packed = torch.randn(nodes, parts, count, width, device=DEVICE).to(dtype)
+    grads = [torch.randn(shape, device=DEVICE).to(dtype) for _ in range(parts)]
+    wide = packed.double().requires_grad_()
+    expected = defined(wide, normed)
+    (of_packed,) = torch.autograd.grad(expected, wide, [grad.double() for grad in grads])
+
+    *found, scales = kernels.split(packed, normed, EPS)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-3, "atol": 2e-3}
+    for part, truth in zip(found, expected, strict=True):
+        torch.testing.assert_close(part.double(), truth, **tolerance)
+    torch.testing.assert_close(kernels.join(grads, packed, scales).double(), of_packed, **tolerance)
+
+
+def test_the_operator_is_the_plain_version(monkeypatch):
+    packed = torch.randn(5, 5, 2, 12, device=DEVICE, requires_grad=True)
+    weights = torch.randn(5, 5, 2, 12, device=DEVICE)
+
+    def run():
+        parts = heads.split_heads(packed, 4, EPS)
+        total = sum((part * weights[:, i]).sum() for i, part in enumerate(parts) if i != 2)  # one gets none
+        return [*parts, *torch.autograd.grad(total, packed)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(heads, "usable", lambda x: False)
+        plain = run()
+    monkeypatch.setattr(heads, "usable", lambda x: True)
+    for a, b in zip(run(), plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_the_operator_is_a_good_one():
+    packed = torch.randn(5, 5, 2, 12, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(torch.ops.sfiformer.split_heads, (packed, 4, EPS))
