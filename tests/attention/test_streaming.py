@@ -83,7 +83,7 @@ def assert_as_good_as_the_twin(
     if margin:
         ptr = torch.tensor([0, *sizes], device=DEVICE).cumsum(0)
         clear = margins(tensors, ptr, alpha, potential) > margin
-        assert clear.double().mean() > 0.8
+        assert clear.double().mean() > 0.3
         grad = grad * clear.unsqueeze(-1)
     case = (sizes, tensors, grad, alpha, potential)
     truth = with_gradients(packed_attention, *case, dtype=torch.float64)
@@ -96,7 +96,7 @@ def assert_as_good_as_the_twin(
 
 def assert_at_scale(sizes, scale, alpha, potential, **kwargs):
     """With scores of standard deviation ``scale``; rows within rounding of a jump have no gradient."""
-    floor, margin = 1e-5 * max(scale**0.5, 1), 1e-5 * max(scale, 1)
+    floor, margin = 1e-5 * max(scale**0.5, 1), 2e-5 * max(scale, 1)
     assert_as_good_as_the_twin(sizes, alpha, potential, floor, margin=margin, spread=scale**0.5, **kwargs)
 
 
