@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -45,30 +46,49 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def margins(tensors, ptr, alpha) -> Tensor:
-    """How far the threshold μ of each row is from the nearest friction λ f, relative to μ: [nodes, heads], λ = 1/n.
+def margins(tensors, ptr, alpha, potential=False) -> Tensor:
+    """By how much the u of one key must change for the active set of a row to change: [nodes, heads], at λ* = 1.
 
-    At a margin within rounding a key is active or not by the last bit of its score, and the gradient has a jump there.
+    Within rounding a key is active or not by the last bit of its score, and the gradient has a jump there.
     """
     q, k, _, q_friction, k_friction = (x.detach().double() for x in tensors)
-    parts = []
+    parts = [torch.zeros_like(q[:0, :, 0])]
     for start, end in pairwise(ptr.tolist()):
-        if start == end:
-            continue
-        here = slice(start, end)
-        s, u = (
-            torch.einsum("ihd,jhd->ihj", a[here], b[here]) / a.shape[-1] ** 0.5
-            for a, b in ((q, k), (q_friction, k_friction))
-        )
-        r, cost = (-s).softmax(-1), u.softmax(-1) / (end - start)
-        low = torch.zeros_like(s[..., :1])
-        high = low + 2
-        for _ in range(100):
-            mu = (low + high) / 2
-            short = ((mu - cost).relu() / r).sum(-1, keepdim=True) + mu / alpha < 1
-            low, high = torch.where(short, mu, low), torch.where(short, high, mu)
-        parts.append(((mu - cost).abs() / mu).amin(-1))
+        for first in range(start, end, 2048):
+            rows, keys = slice(first, min(first + 2048, end)), slice(start, end)
+            s, u = (
+                torch.einsum("ihd,jhd->ihj", a[rows], b[keys]) / a.shape[-1] ** 0.5
+                for a, b in ((q, k), (q_friction, k_friction))
+            )
+            parts.append(_margins(s, u, alpha, potential))
     return torch.cat(parts)
+
+
+def _margins(s: Tensor, u: Tensor, alpha: float, potential: bool) -> Tensor:
+    """Of rows [..., n]. By bisection for η in logarithms, and from the largest active friction, as η is too coarse."""
+    n, log_p = s.shape[-1], s.log_softmax(-1)
+    log_c = s.logsumexp(-1, keepdim=True) + (-s).logsumexp(-1, keepdim=True)
+    taken = u.log_softmax(-1) + (math.log(n) if potential else log_c - math.log(n))  # log κ f
+    log_leak = -log_c - (math.inf if potential else math.log(alpha))
+
+    def flow(level):
+        """Σ p (level − κ f)₊ + ε level, of the logarithm of a level."""
+        through = (log_p + level + (-(taken - level).clamp(max=0).expm1()).log()).exp().sum(-1, keepdim=True)
+        return through + (log_leak + level).exp()
+
+    low, high = taken.amin(-1, keepdim=True) - 800, taken.amax(-1, keepdim=True) + 800
+    for _ in range(60):
+        eta = (low + high) / 2
+        short = flow(eta) < 1
+        low, high = torch.where(short, eta, low), torch.where(short, high, eta)
+    active = taken <= eta + 1e-12
+    last = taken.masked_fill(~active, -math.inf).amax(-1, keepdim=True)
+    weights = torch.cat([log_p.masked_fill(~active, -math.inf), log_leak], -1)
+    log_level = (1 - flow(last)).log() - weights.logsumexp(-1, keepdim=True)  # η less the largest active κ f
+    above = (log_level - taken).exp() + (last - taken).expm1()  # η / κ f − 1
+    # η follows an active key by its share of the weights, and a row's only key, which never leaves, by all of it.
+    leaves = above / (1 - weights.softmax(-1)[..., :-1]).clamp(min=1e-300)
+    return torch.where(active, leaves, taken - eta).nan_to_num(0, posinf=math.inf).amin(-1)
 
 
 def offsets(sizes) -> Tensor:

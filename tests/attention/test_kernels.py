@@ -54,7 +54,7 @@ def both(sizes, alpha, potential, margin=0.0, **kwargs):
     """
     tensors, ptr, grad = make(sizes, **kwargs)
     if margin:
-        grad = grad * (margins(tensors, ptr, alpha) > margin).unsqueeze(-1)
+        grad = grad * (margins(tensors, ptr, alpha, potential) > margin).unsqueeze(-1)
     counts = torch.tensor(sizes, device=DEVICE).clamp(min=1)
     lam = (torch.ones(len(sizes), device=DEVICE) / (1 if potential else counts)).requires_grad_()
 

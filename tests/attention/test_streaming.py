@@ -6,6 +6,7 @@ On a machine without a GPU they run in Triton's interpreter, where every graph i
 import math
 import os
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,8 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 
 pytest.importorskip("triton", reason="the kernels need Triton")
+
+from triton.runtime.interpreter import InterpreterBuilder  # noqa: E402
 
 from packing import margins, poisoned  # noqa: E402
 from sfiformer.attention import dfi_attention, kernels, sfi_attention  # noqa: E402
@@ -79,7 +82,9 @@ def assert_as_good_as_the_twin(
     tensors, grad = make(sizes, **kwargs)
     if margin:
         ptr = torch.tensor([0, *sizes], device=DEVICE).cumsum(0)
-        grad = grad * (margins(tensors, ptr, alpha) > margin).unsqueeze(-1)
+        clear = margins(tensors, ptr, alpha, potential) > margin
+        assert clear.double().mean() > 0.3
+        grad = grad * clear.unsqueeze(-1)
     case = (sizes, tensors, grad, alpha, potential)
     truth = with_gradients(packed_attention, *case, dtype=torch.float64)
     with poisoned():
@@ -89,18 +94,56 @@ def assert_as_good_as_the_twin(
     assert all(error <= limit for error, limit in zip(kernel, limits, strict=True)), (kernel, plain)
 
 
+def assert_at_scale(sizes, scale, alpha, potential, **kwargs):
+    """With scores of standard deviation ``scale``; rows within rounding of a jump have no gradient."""
+    floor, margin = 1e-5 * max(scale**0.5, 1), 2e-5 * max(scale, 1)
+    assert_as_good_as_the_twin(sizes, alpha, potential, floor, margin=margin, spread=scale**0.5, **kwargs)
+
+
 @pytest.mark.parametrize(("alpha", "potential"), SCALINGS)
 def test_matches_the_plain_twin(stream_all, alpha, potential):
     assert_as_good_as_the_twin([70, 0, 1], alpha, potential, floor=3e-6)
 
 
-@pytest.mark.parametrize("spread", [0.3, 4.0, 10.0])
-def test_matches_for_scores_of_any_range(stream_all, spread):
-    assert_as_good_as_the_twin([90], 0.1, False, floor=1e-5 * max(spread, 1), spread=spread)
+@pytest.mark.parametrize("potential", [False, True])
+@pytest.mark.parametrize("scale", [0.1, 1, 10, 30, 100])
+def test_matches_for_scores_of_any_range(stream_all, scale, potential):
+    assert_at_scale([70, 40], scale, 0.1, potential)
 
 
-def test_half_precision_and_a_wide_head(stream_all):
-    assert_as_good_as_the_twin([80], 0.1, False, floor=1e-3, width=68, value_width=68, dtype=torch.float16)
+@pytest.mark.parametrize(
+    ("scale", "alpha", "potential"),
+    [(1, math.inf, False), (10, 0.1, True), (30, 0.1, False), (100, 0.1, True)],
+)
+def test_matches_in_half_precision(stream_all, scale, alpha, potential):
+    assert_at_scale([70, 40], scale, alpha, potential, dtype=torch.float16)
+
+
+def test_a_wide_head(stream_all):
+    assert_at_scale([80], 1, 0.1, False, width=68, value_width=68, dtype=torch.float16)
+
+
+@pytest.mark.skipif(GPU, reason="on a GPU the kernels differ in their last bits without help")
+@pytest.mark.parametrize("scale", [30, 100])
+def test_scores_may_come_out_with_other_last_bits(stream_all, monkeypatch, scale):
+    """Every product of matrices is off by about a unit in the last place, another time otherwise."""
+    generator, exact = np.random.default_rng(0), InterpreterBuilder.create_dot
+
+    def create_dot(self, a, b, total, *args):
+        x = exact(self, a, b, total, *args)
+        size = np.abs(a.data).astype(np.float32) @ np.abs(b.data).astype(np.float32)
+        x.data += (size * generator.uniform(-1e-7, 1e-7, size.shape)).astype(np.float32)
+        return x
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+    tensors, grad = make([70, 64], spread=scale**0.5)
+    clear = (margins(tensors, torch.tensor([0, 70, 134]), 0.1) > 1e-4 * scale).unsqueeze(-1)
+    grad = grad * clear
+    case = ([70, 64], tensors, grad, 0.1, False)
+    truth = with_gradients(packed_attention, *case, dtype=torch.float64)
+    out, *gradients = with_gradients(launch.fused_attention, *case)
+    errors = relative_errors([out * clear, *gradients], [truth[0] * clear, *truth[1:]])
+    assert max(errors) < 2e-5 * scale, errors
 
 
 def test_small_and_large_graphs_share_a_batch(monkeypatch):
@@ -151,7 +194,7 @@ def test_a_row_takes_few_sweeps_and_says_so(stream_all, spread):
     tensors, _ = make([130], width=16, value_width=16, spread=spread)
     lam = torch.tensor([1 / 130], device=DEVICE)
     _, stats, _ = attend(launch.fused_attention, tensors, [130], lam, 0.1, False)
-    assert len(stats) == 10
+    assert len(stats) == 11
     assert stats[9].abs().ge(2).all()
     assert stats[9].le(4).all()
     assert stats[9].lt(0).any() == (spread > 1)  # measured from a pivot
@@ -193,14 +236,20 @@ def test_dropout_is_that_of_the_rows_on_chip(monkeypatch, spread):
 
 
 @on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("alpha", "potential"), SCALINGS)
+@pytest.mark.parametrize("scale", [0.1, 1, 10, 30, 100])
+def test_large_graphs(scale, alpha, potential, dtype):
+    assert_at_scale([2049, 700], scale, alpha, potential, dtype=dtype, **SHAPE)
+
+
+@on_gpu
 @pytest.mark.parametrize(
     ("dtype", "width"),
     [(torch.float16, 40), (torch.bfloat16, 68), (torch.bfloat16, 235), (torch.float32, 235)],
 )
 def test_any_width(stream_all, dtype, width):
-    floor, margin = (1e-5, 2e-5) if dtype == torch.float32 else (1e-3, 0.0)
-    shape = {"margin": margin, "heads": 2, "width": width, "value_width": width}
-    assert_as_good_as_the_twin([2049, 700], 0.1, False, floor, dtype=dtype, **shape)
+    assert_at_scale([2049, 700], 1, 0.1, False, dtype=dtype, heads=2, width=width, value_width=width)
 
 
 EVERY_SIZE = [0, 1, 2, 15, 16, 17, 31, 32, 33, 150, 480, 513, 2049]

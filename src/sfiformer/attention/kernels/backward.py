@@ -137,6 +137,7 @@ def query_kernel(
         tl.store(place + 3 * stat_stride, grad_log_kappa, mask=is_row)
         tl.store(place + 4 * stat_stride, size, mask=is_row)
         tl.store(place + 5 * stat_stride, top.to(tl.float32), mask=is_row)
+        tl.store(place + 6 * stat_stride, m * 0 - 1, mask=is_row)  # the pivot's number, which nobody kept
         place = plain + head * (stat_stride // heads) + start + rows
         keep_for_keys(
             place,

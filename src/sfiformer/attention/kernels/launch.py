@@ -184,15 +184,15 @@ def fused_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention [N, heads, width of v], and what the backward needs. The plain twin is `packed_attention`.
 
-    That is nine numbers a row, [9, N, heads], and where graphs are streamed a tenth, the number of sweeps over their keys
-    (negative where a row was measured from a pivot), and O₂ = Σ_A p v / W and O − O₂, [2, N, heads, width of v] in float32
-    (else empty). Without q_friction and k_friction there is no friction (λ = 0): softmax attention where alpha is infinite;
-    such graphs are not streamed.
+    That is nine numbers a row, [9, N, heads], and where graphs are streamed two more, the number of sweeps over their keys
+    (negative where a row was measured from a pivot) and the pivot, and O₂ = Σ_A p v / W and O − O₂, [2, N, heads, width of
+    v] in float32 (else empty). Without q_friction and k_friction there is no friction (λ = 0): softmax attention where alpha
+    is infinite; such graphs are not streamed.
     """
     nodes, heads, width = q.shape
     out = torch.empty_like(v)
     streamed = max_nodes > MAX_NODES
-    stats = q.new_empty((9 + streamed, nodes, heads), dtype=torch.float32)
+    stats = q.new_empty((9 + 2 * streamed, nodes, heads), dtype=torch.float32)
     stats[9:] = 0  # no sweeps where rows stay on chip
     means = v.new_zeros((2, *v.shape) if streamed else (2, 0), dtype=torch.float32)
     graphs = len(ptr) - 1
@@ -256,7 +256,7 @@ def fused_attention_backward(
     """Gradients of q, k, v, q_friction, k_friction (empty where there are none) and lam."""
     nodes, heads, width = q.shape
     of_q, of_k, of_v, of_q_friction, of_k_friction = _like(q, k, v, q_friction, k_friction)
-    sums = q.new_empty((6, nodes, heads), dtype=torch.float32)
+    sums = q.new_empty((7, nodes, heads), dtype=torch.float32)
     graphs, dense = len(ptr) - 1, q_friction is None
     plain = sums.new_empty((7, heads, nodes))  # of gentle rows, for the keys
     found = torch.zeros((graphs, heads), dtype=torch.int32, device=q.device)  # whether there are other rows
@@ -290,7 +290,7 @@ def fused_attention_backward(
 @fused_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     streamed = args[-1] > MAX_NODES
-    stats = q.new_empty((9 + streamed, *q.shape[:2]), dtype=torch.float32)
+    stats = q.new_empty((9 + 2 * streamed, *q.shape[:2]), dtype=torch.float32)
     means = v.new_empty((2, *v.shape) if streamed else (2, 0), dtype=torch.float32)
     return torch.empty_like(v), stats, means
 

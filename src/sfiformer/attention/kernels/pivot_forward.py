@@ -7,7 +7,7 @@ row's normalisers (f = exp(u − norm_u), and r or p likewise),
     log ε/p_m     = −log α − (m − norm_s) ,
     log ε κ f_k   = strength − log α + (u_k − norm_u) .
 
-The ninth number of such a row is not a limit but the index of its heaviest active key, for the backward.
+The ninth number of such a row is not a limit but its heaviest active key, and the eleventh its pivot, for the backward.
 """
 
 import triton
@@ -22,23 +22,31 @@ MAX_SWEEPS = tl.constexpr(200)  # no row is known to need as many
 
 
 @triton.jit
+def larger(found, at, x, keys):
+    """The largest number of each row so far and its key, with those of one more block."""
+    highest = tl.max(x, 1)
+    first = tl.min(tl.where(x >= highest[:, None], keys[None, :], 2147483647), 1)
+    return tl.maximum(found, highest), tl.where(highest > found, first, at)
+
+
+@triton.jit
 def last_below(
     q_friction, k_friction, limit, n, stride, width, scale,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The largest u below ``limit`` of each row, −inf where there is none."""
-    found = tl.full([ROWS], float("-inf"), tl.float32)
+    """The largest u below ``limit`` of each row and its key; −inf where there is none."""
+    found, at = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.int32)
     for first in range(0, n, KEYS):
         keys = first + tl.arange(0, KEYS)
         u = scores(q_friction, k_friction, keys, n, stride, width, scale, WIDTH, PRECISION)
-        below = (keys < n)[None, :] & (u < limit[:, None])
-        found = tl.maximum(found, tl.max(tl.where(below, u, float("-inf")), 1))
-    return found
+        u = tl.where((keys < n)[None, :] & (u < limit[:, None]), u, float("-inf"))
+        found, at = larger(found, at, u, keys)
+    return found, at
 
 
 @triton.jit
 def measure_streamed(
-    q, q_friction, k, k_friction, pivot, strength, leak0, norm_s, norm_u, n, stride, width, scale,
+    q, q_friction, k, k_friction, pivot, pivot_key, strength, leak0, norm_s, norm_u, n, stride, width, scale,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`solving.measure` in one sweep: level t, log κ f_k, reference m, total weight and log leak of each row.
@@ -52,7 +60,7 @@ def measure_streamed(
         keys = first + tl.arange(0, KEYS)
         s = scores(q, k, keys, n, stride, width, scale, WIDTH, PRECISION)
         u = scores(q_friction, k_friction, keys, n, stride, width, scale, WIDTH, PRECISION)
-        above = above_pivot(u, pivot)
+        above = above_pivot(tl.where(keys[None, :] == pivot_key[:, None], pivot[:, None], u), pivot)
         active = (keys < n)[None, :] & (above <= 0)
         depth = -expm1(tl.minimum(above, 0.0))
         s = tl.where(active, s, -inf)
@@ -74,11 +82,13 @@ def measure_streamed(
 
 
 @triton.jit
-def steep_flows(s, u, valid, pivot, level, steep, m):
+def steep_flows(s, u, valid, keys, pivot, pivot_key, level, steep, m):
     """`solving.flows`, though scores come out with other last bits than those that the row was solved with.
 
-    A key at the very edge of A may then be on its other side: no weight exceeds that of m, and no flow the whole.
+    The pivot is told by its number. A key at the very edge of A may be on its other side: no weight exceeds that of m, and
+    no flow the whole.
     """
+    u = tl.where(keys[None, :] == pivot_key[:, None], pivot[:, None], u)
     z, log_weight, log_gated = flows(tl.minimum(s, m[:, None]), u, valid, pivot, level, steep, m)
     return tl.minimum(z, 1.0), log_weight, log_gated
 
@@ -114,7 +124,7 @@ def pivot_forward_kernel(
 
         # No key carries more than the whole flow: η ≤ κ f_j + 1/p_j for every j. In logarithms, and less m − norm_s:
         bound = tl.full([ROWS], inf, tl.float32)
-        u_min = tl.full([ROWS], inf, tl.float32)
+        minus_u, least = tl.full([ROWS], -inf, tl.float32), tl.zeros([ROWS], tl.int32)
         for first in range(0, n, KEYS):
             keys = first + tl.arange(0, KEYS)
             s = scores(x, y, keys, n, stride, width, scale, WIDTH, PRECISION)
@@ -123,21 +133,23 @@ def pivot_forward_kernel(
             high, low = tl.maximum(taken, supply), tl.minimum(taken, supply)
             inside = (keys < n)[None, :]
             bound = tl.minimum(bound, tl.min(tl.where(inside, high + tl.log(1 + tl.exp(low - high)), inf), 1))
-            u_min = tl.minimum(u_min, tl.min(tl.where(inside, u, inf), 1))
+            minus_u, least = larger(minus_u, least, tl.where(inside, -u, -inf), keys)
         bound += norm_u - strength
         limit = tl.minimum(limit + 1e-3, bound) + rounding(bound, norm_u)
 
-        pivot, level, steep, m = u_min, u_min * 0, u_min * 0, u_min * 0
+        u_min = -minus_u
+        pivot, pivot_key, level, steep, m = u_min, least, u_min * 0, u_min * 0, u_min * 0
         total, log_leak = u_min * 0, u_min * 0
         shrinking, sweeps = 1, 2
         shrink = hard
         while (sweeps < MAX_SWEEPS) & (shrinking > 0):
-            lower = last_below(
+            lower, lower_key = last_below(
                 x_friction, y_friction, limit, n, stride, width, scale, ROWS, KEYS, WIDTH, PRECISION
             )
             pivot = tl.where(shrink, tl.where(lower == -inf, u_min, lower), pivot)
+            pivot_key = tl.where(shrink, tl.where(lower == -inf, least, lower_key), pivot_key)
             level, steep, m, total, log_leak = measure_streamed(
-                x, x_friction, y, y_friction, pivot, strength, leak0, norm_s, norm_u, n, stride, width, scale,
+                x, x_friction, y, y_friction, pivot, pivot_key, strength, leak0, norm_s, norm_u, n, stride, width, scale,
                 ROWS, KEYS, WIDTH, PRECISION,
             )  # fmt: skip
             shrink = hard & (level <= 0) & (pivot > u_min)
@@ -156,11 +168,8 @@ def pivot_forward_kernel(
             s = scores(x, y, keys, n, stride, width, scale, WIDTH, PRECISION)
             u = scores(x_friction, y_friction, keys, n, stride, width, scale, WIDTH, PRECISION)
             valid = (keys < n)[None, :] & hard[:, None]
-            z, log_weight, log_gated = steep_flows(s, u, valid, pivot, level, steep, m)
-            highest = tl.max(log_weight, 1)
-            first_highest = tl.min(tl.where(log_weight >= highest[:, None], keys[None, :], n), 1)
-            top = tl.where(highest > heaviest, first_highest, top)
-            heaviest = tl.maximum(heaviest, highest)
+            z, log_weight, log_gated = steep_flows(s, u, valid, keys, pivot, pivot_key, level, steep, m)
+            heaviest, top = larger(heaviest, top, log_weight, keys)
             # Of use only where the backward finds the row gentle.
             gated = tl.exp(tl.minimum(log_gated, LOG_GENTLE))
             taken += tl.sum(gated, 1)
@@ -186,3 +195,4 @@ def pivot_forward_kernel(
         tl.store(place + 5 * stat_stride, log_leak, mask=hard)
         tl.store(place + 8 * stat_stride, top.to(tl.float32), mask=hard)
         tl.store(place + 9 * stat_stride, u_min * 0 - sweeps, mask=hard)
+        tl.store(place + 10 * stat_stride, pivot_key.to(tl.float32), mask=hard)
