@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from sfiformer.attention import SFiAttention
+from sfiformer.attention.branches import Branches
 from sfiformer.attention.widths import by_parts, resized
 from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
@@ -84,14 +85,18 @@ class GPSLayer(nn.Module):
     def forward(self, x: Tensor, e: Tensor | None, structure: Structure) -> tuple[Tensor, Tensor | None]:
         """x [N, d], e [E, d] → new x, new e."""
         edge_index, graphs, adjacency, distance, order, real_edges = structure
-        h = None
+        h = update = None
+        branches = Branches(x)
         if self.local is not None and self.local_norm is not None:
-            local, e = self.local(x, e, edge_index, distance, order, graphs.real_nodes, real_edges)
-            h = self.local_norm(local, graphs)
-        if self.attention is not None and self.attention_norm is not None:
+            with branches.next(x, e, distance):
+                local, e = self.local(x, e, edge_index, distance, order, graphs.real_nodes, real_edges)
+                h = self.local_norm(local, graphs)
+        if self.attention is not None:
             update = self.attention(
                 x, edge_index, graphs.ptr, max_nodes=graphs.max_nodes, adjacency=adjacency
             )
+        branches.join(h, e)
+        if self.attention_norm is not None:
             h = add_and_norm(self.attention_norm, x, update, graphs, dropout=self.dropout, residual=h)
         h = x if h is None else h
         return add_and_norm(self.norm, h, self.feed_forward(h), graphs, dropout=self.dropout), e

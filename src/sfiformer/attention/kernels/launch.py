@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sfiformer.attention.branches import Branches
 from sfiformer.attention.kernels import MAX_NODES
 from sfiformer.attention.kernels.backward import query_kernel
 from sfiformer.attention.kernels.forward import forward_kernel
@@ -44,37 +43,6 @@ def _launches(graphs: int, nodes: int, max_nodes: int) -> Iterator[tuple[Bucket,
     for bucket, more_than in reversed(list(zip(BUCKETS, below, strict=False))):
         if nodes and more_than < min(max_nodes, MAX_NODES):
             yield bucket, more_than, nodes // bucket.rows + graphs
-
-
-class Branches:
-    """Launches that need not wait for one another, in parallel branches of a CUDA graph; outside a capture, one by one.
-
-    Few graphs of a batch are in any one bucket, too few to fill a GPU.
-    """
-
-    def __init__(self, like: Tensor) -> None:
-        self.unused = (
-            _side_streams(like.device) if like.is_cuda and torch.cuda.is_current_stream_capturing() else ()
-        )
-        self.used: list[torch.cuda.Stream] = []
-
-    def next(self) -> AbstractContextManager[Any]:
-        """A context for the launches of one more branch."""
-        if len(self.used) == len(self.unused):
-            return nullcontext()
-        side = self.unused[len(self.used)]
-        side.wait_stream(torch.cuda.current_stream())
-        self.used.append(side)
-        return torch.cuda.stream(side)
-
-    def join(self) -> None:
-        for side in self.used:
-            torch.cuda.current_stream().wait_stream(side)
-
-
-@cache
-def _side_streams(device: torch.device) -> tuple[torch.cuda.Stream, ...]:
-    return tuple(torch.cuda.Stream(device) for _ in BUCKETS[1:])
 
 
 def _tile_options(

@@ -1,0 +1,61 @@
+"""Work side by side on a GPU, where a CUDA graph is captured: parts of a step that need not wait for one another.
+
+Graphs of this size fill no GPU. In a captured step, what runs on a stream of its own is a parallel branch of the CUDA graph,
+and so is its backward, which autograd runs on the same stream. Outside a capture the host is the limit, and all runs in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+STREAMS = 8
+
+
+class Branches:
+    """Branches off the stream that is current now, and their end.
+
+    Tensors that pass from one stream to another are named at both places: their memory must not be used again before both
+    streams are done with them.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
+        self.trunk = torch.cuda.current_stream(like.device) if capturing else None
+        self.used: list[torch.cuda.Stream] = []
+
+    def next(self, *inputs: Tensor | None) -> AbstractContextManager[Any]:
+        """A context for the work of one more branch, on tensors of the trunk."""
+        if self.trunk is None:
+            return nullcontext()
+        side = next(_streams(self.trunk.device))
+        side.wait_stream(self.trunk)
+        self.used.append(side)
+        _shared(side, inputs)
+        return torch.cuda.stream(side)
+
+    def join(self, *outputs: Tensor | None) -> None:
+        """Wait for all branches, which made these tensors."""
+        if self.trunk is None:
+            return
+        for side in self.used:
+            self.trunk.wait_stream(side)
+        _shared(self.trunk, outputs)
+
+
+def _shared(stream: torch.cuda.Stream, tensors: tuple[Tensor | None, ...]) -> None:
+    for tensor in tensors:
+        if tensor is not None:
+            tensor.record_stream(stream)
+
+
+@cache
+def _streams(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """Streams in turn: more than there are branches at a time."""
+    return cycle([torch.cuda.Stream(device) for _ in range(STREAMS)])
