@@ -85,8 +85,9 @@ class GPSLayer(nn.Module):
     def forward(self, x: Tensor, e: Tensor | None, structure: Structure) -> tuple[Tensor, Tensor | None]:
         """x [N, d], e [E, d] → new x, new e."""
         edge_index, graphs, adjacency, distance, order, real_edges = structure
-        h = update = None
-        branches = Branches(x)
+        h: Tensor | None = None
+        update: Tensor | None = None
+        branches = Branches(x)  # message passing beside attention
         if self.local is not None and self.local_norm is not None:
             with branches.next(x, e, distance):
                 local, e = self.local(x, e, edge_index, distance, order, graphs.real_nodes, real_edges)
@@ -96,7 +97,7 @@ class GPSLayer(nn.Module):
                 x, edge_index, graphs.ptr, max_nodes=graphs.max_nodes, adjacency=adjacency
             )
         branches.join(h, e)
-        if self.attention_norm is not None:
+        if self.attention_norm is not None and update is not None:
             h = add_and_norm(self.attention_norm, x, update, graphs, dropout=self.dropout, residual=h)
         h = x if h is None else h
         return add_and_norm(self.norm, h, self.feed_forward(h), graphs, dropout=self.dropout), e
