@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sfiformer.attention import kernels
-from sfiformer.attention.chunks import chunks
+from sfiformer.attention.chunks import Order, chunks
 from sfiformer.attention.inputs import require_finite, require_ptr, require_shapes
 from sfiformer.flow import checks
 
@@ -51,30 +52,18 @@ def dfi_attention(
         )
         if fused is not None:
             return fused
-    outs, places = [v[:0]], []
-    for chunk in chunks(ptr, q.shape[1], chunk_size=1 << 24):
-        nodes = chunk.nodes(q.device)
-        parts = (
-            chunk.gather(x, nodes, x.dtype).view(len(chunk.graphs), -1, *_tail(chunk.size, x))
-            for x in (q, k, v)
-        )
-        queries, keys, values = parts
-        out = F.scaled_dot_product_attention(
-            queries[:, :, chunk.rows], keys, values, dropout_p=dropout_p, scale=scale
-        )
-        outs.append(out.transpose(1, 2).reshape(-1, *v.shape[1:]).to(v.dtype))
-        places.append(_rows(nodes, chunk.rows, q.device))
-    if not places:
-        return outs[0]
-    return torch.empty_like(v).index_copy(0, torch.cat(places), torch.cat(outs))
-
-
-def _tail(size: int, x: Tensor) -> tuple[int, int]:
-    return size, x.shape[2]
-
-
-def _rows(nodes: Tensor | slice, rows: slice, device: torch.device) -> Tensor:
-    """The packed places of the rows that a chunk treats."""
-    if isinstance(nodes, slice):
-        return torch.arange(nodes.start + rows.start, nodes.start + rows.stop, device=device)
-    return nodes
+    heads = q.shape[1]
+    all_chunks = list(chunks(ptr, heads, chunk_size=1 << 24))
+    order = Order.of(all_chunks, heads, q.device)
+    ordered = [order.gather(x) for x in (q, k, v)]
+    outs = [ordered[2][:0]]
+    for _, of_same_graphs in groupby(all_chunks, key=lambda chunk: chunk.first):
+        rows = [
+            F.scaled_dot_product_attention(
+                *(x[None] for x in (queries[:, chunk.rows], keys, values)), dropout_p=dropout_p, scale=scale
+            )
+            for chunk in of_same_graphs
+            for queries, keys, values in [[chunk.block(x, heads) for x in ordered]]
+        ]  # [1, b · heads, rows, width of v] each
+        outs.append(torch.cat(rows, dim=2).flatten(0, 2))
+    return order.scatter(torch.cat(outs), v.shape).to(v.dtype)
