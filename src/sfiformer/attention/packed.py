@@ -45,12 +45,11 @@ def packed_attention(
     parts[2].div_(1 - dropout_p)  # keeps the mean, and is smaller than the flows
     out, etas = torch.empty_like(parts[2]), torch.empty_like(parts[0][:, :1])
     pivots = torch.empty_like(etas, dtype=torch.int64)
-    log_lam = lam.double().log()
     with torch.autocast(q.device.type, enabled=False):
         for index, chunk in enumerate(all_chunks):
             blocks = [chunk.block(x, heads) for x in parts]
-            block = _block(chunk, blocks, log_lam, alpha, potential, check)
-            z, eta, pivot = solve(block.rows, block.log_kappa, block.log_eps)
+            block = _block(chunk, blocks, lam, alpha, potential, check)
+            z, eta, pivot = solve(block.rows, block.scales, lambda block=block: block.logs)
             if dropout_p:
                 z.mul_(_kept(z, dropout_p, int(seed) + index))
             for whole, rows in ((out, z @ blocks[2]), (etas, eta), (pivots, pivot)):
@@ -86,11 +85,11 @@ def packed_attention_backward(
     etas, pivots, grad_out = (order.gather(x) for x in (etas.unsqueeze(-1), pivots.unsqueeze(-1), grad_out))
     grad_out = grad_out.to(parts[0].dtype).div_(1 - dropout_p)
     grads = [torch.zeros_like(x) for x in parts]
-    log_lam, grad_lam = lam.double().log(), torch.zeros_like(lam)
+    grad_lam = torch.zeros_like(lam)
     with torch.autocast(q.device.type, enabled=False):
         for index, chunk in enumerate(all_chunks):
             blocks, grad_blocks = ([chunk.block(x, heads) for x in whole] for whole in (parts, grads))
-            block = _block(chunk, blocks, log_lam, alpha, potential, check=False)
+            block = _block(chunk, blocks, lam, alpha, potential, check=False)
             eta, pivot, grad = (chunk.block(x, heads)[:, chunk.rows] for x in (etas, pivots, grad_out))
             g = grad @ blocks[2].mT
             if dropout_p:
@@ -162,13 +161,13 @@ def _gathered(order: Order, inputs: tuple[Tensor, ...], scale: float) -> list[Te
 
 
 def _block(
-    chunk: Chunk, parts: list[Tensor], log_lam: Tensor, alpha: float, potential: bool, check: bool
+    chunk: Chunk, parts: list[Tensor], lam: Tensor, alpha: float, potential: bool, check: bool
 ) -> Block:
     q, k, _, q_friction, k_friction = parts
     s = q[:, chunk.rows] @ k.mT  # [b · heads, rows, n]
     u = q_friction[:, chunk.rows] @ k_friction.mT
-    log_lam = log_lam[chunk.graphs].repeat_interleave(len(s) // len(chunk.graphs)).view(-1, 1, 1)
-    return Block.of(s, u, log_lam, alpha, potential, check)
+    lam = lam[chunk.graphs].to(s.dtype).repeat_interleave(len(s) // len(chunk.graphs)).view(-1, 1, 1)
+    return Block.of(s, u, lam, alpha, potential, check)
 
 
 def _kept(like: Tensor, dropout_p: float, seed: int) -> Tensor:
