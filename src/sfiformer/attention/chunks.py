@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 # Numbers in one block of scores (heads × queries × keys); about ten such blocks are alive at a time.
-CHUNK_SIZE = 1 << 20
+CHUNK_SIZE = 1 << 19
 
 
 @dataclass(frozen=True)
