@@ -216,8 +216,11 @@ class SFiAttention(nn.Module):
         learned = self.mode == "sfi" and self.friction == "learned"
         pairs = [self.query, self.key, *([self.friction_query, self.friction_key] if learned else [])]
         packed = by_parts(x, [*pairs, self.value], self.heads)  # [nodes, 3 or 5, heads, width]
-        scores, values = packed.split([len(pairs), 1], dim=1)
-        parts, values = self._normalised(scores).unbind(1), values.squeeze(1)
+        if self.qk_norm:
+            scores, values = packed.split([len(pairs), 1], dim=1)
+            parts, values = self._normalised(scores).unbind(1), values.squeeze(1)
+        else:  # the gradients are put together once, not twice
+            *parts, values = packed.unbind(1)
         if learned:
             return Scores(*parts), values
         q, k = parts
