@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sfiformer.attention.blocks import Block, flows_and_gradients
 from sfiformer.attention.chunks import Chunk, Order, chunks
+from sfiformer.attention.dropout import kept
 from sfiformer.attention.inputs import require_values
 from sfiformer.flow.rows import solve
 
@@ -51,7 +51,7 @@ def packed_attention(
             block = _block(chunk, blocks, lam, alpha, potential, check)
             z, eta, pivot = solve(block.rows, block.scales, lambda block=block: block.logs)
             if dropout_p:
-                z.mul_(_kept(z, dropout_p, int(seed) + index))
+                z.mul_(kept(z, dropout_p, int(seed) + index))
             for whole, rows in ((out, z @ blocks[2]), (etas, eta), (pivots, pivot)):
                 chunk.block(whole, heads)[:, chunk.rows] = rows
     of_rows = (order.scatter(x, (*q.shape[:2], x.shape[1])) for x in (out, etas, pivots))
@@ -93,11 +93,11 @@ def packed_attention_backward(
             eta, pivot, grad = (chunk.block(x, heads)[:, chunk.rows] for x in (etas, pivots, grad_out))
             g = grad @ blocks[2].mT
             if dropout_p:
-                kept = _kept(g, dropout_p, int(seed) + index)
-                g.mul_(kept)
+                mask = kept(g, dropout_p, int(seed) + index)
+                g.mul_(mask)
             z, gradients = flows_and_gradients(block, eta, pivot, g)
             if dropout_p:
-                z.mul_(kept)
+                z.mul_(mask)
 
             grad_blocks[2].baddbmm_(z.mT, grad)
             for query, key, grad_scores in ((0, 1, gradients.s), (3, 4, gradients.u)):
@@ -168,16 +168,3 @@ def _block(
     u = q_friction[:, chunk.rows] @ k_friction.mT
     lam = lam[chunk.graphs].to(s.dtype).repeat_interleave(len(s) // len(chunk.graphs)).view(-1, 1, 1)
     return Block.of(s, u, lam, alpha, potential, check)
-
-
-def _kept(like: Tensor, dropout_p: float, seed: int) -> Tensor:
-    """Dropout's mask for one chunk, 0 and 1: the same in forward and backward."""
-    seed %= 1 << 62
-    if like.device.type != "cpu":
-        generator = torch.Generator(like.device).manual_seed(seed)
-        keep = torch.rand(like.shape, generator=generator, device=like.device, dtype=like.dtype)
-        return keep.ge_(dropout_p)
-    # A flow takes 16 random bits: p is met to 1/65536, at a quarter of the time that torch.rand takes.
-    bits = np.random.SFC64(seed).random_raw(-(-like.numel() // 4)).view(np.int16)[: like.numel()]
-    keep = torch.from_numpy(bits).view(like.shape).to(like.dtype)
-    return keep.ge_(round(dropout_p * 2**16) - 2**15)

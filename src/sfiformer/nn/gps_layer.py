@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from sfiformer.attention import SFiAttention
+from sfiformer.attention.dropout import Dropout
 from sfiformer.attention.widths import by_parts
 from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
@@ -76,7 +77,7 @@ class GPSLayer(nn.Module):
         self.feed_forward = FeedForward(
             nn.Linear(dim, 2 * dim),
             ACTIVATIONS[config.activation](),
-            nn.Dropout(config.dropout),
+            Dropout(config.dropout),
             nn.Linear(2 * dim, dim),
         )
         self.norm = make_norm(config.norm, dim)
