@@ -58,7 +58,6 @@ class Block(NamedTuple):
             leak = (c * self.alpha).reciprocal_()
         return Scales(c / self.total_u * self.lam, leak)
 
-    @property
     def logs(self) -> Logs:
         """The same as logarithms, of which none overflows."""
         return Logs(self.lam.double().log() + self.log_per_lam, self.log_eps)
@@ -81,8 +80,8 @@ class Block(NamedTuple):
 
     def take(self, index: Tensor) -> Block:
         """Some of the rows, in float64: [m, n]."""
-        tensors = (pick_rows(x, self.rows.s.shape[:-1], index) for x in self[1:6])
-        return Block(self.rows.take(index), *tensors, self.alpha, self.potential)
+        picked = [pick_rows(field, self.rows.s.shape[:-1], index) for field in self[1:6]]
+        return Block._make([self.rows.take(index), *picked, self.alpha, self.potential])
 
 
 class Gradients(NamedTuple):
@@ -98,15 +97,14 @@ def flows_and_gradients(block: Block, eta: Tensor, pivot: Tensor, g: Tensor) -> 
     """The solved flows z again, from what `solve` said of them, and the gradients that g = ∂L/∂z leads to."""
     if bool((pivot == GENTLE).all()):
         return _gentle(block, eta, g)
-    logs = block.logs
-    found = measure(block.rows, pivot, *logs)
+    found = measure(block.rows, pivot, *block.logs())
     z, gradients = found.flows.z, _gradients(block, found.flows, g, _at_heaviest(g, found.flows))
     plain = is_plain(found)
     if not bool(plain.all()):  # some rows range too widely: again, in float64 and logarithms
         index = (~plain).view(-1).nonzero().squeeze(-1)
         hard, shape = block.take(index), plain.shape[:-1]
         hard_pivot, hard_g = pick_rows(pivot, shape, index).long(), pick_rows(g, shape, index)
-        flows = measure(hard.rows, hard_pivot, *hard.logs, logarithms=True).flows
+        flows = measure(hard.rows, hard_pivot, *hard.logs(), logarithms=True).flows
         again = _gradients(hard, flows, hard_g, _at_heaviest(hard_g, flows))
         for all_rows, those in zip((z, *gradients), (flows.z, *again), strict=True):
             all_rows.view(-1, all_rows.shape[-1])[index] = saturate(those, g.dtype)

@@ -58,12 +58,12 @@ def dfi_attention(
     ordered = [order.gather(x) for x in (q, k, v)]
     outs = [ordered[2][:0]]
     for _, of_same_graphs in groupby(all_chunks, key=lambda chunk: chunk.first):
-        rows = [
-            F.scaled_dot_product_attention(
-                *(x[None] for x in (queries[:, chunk.rows], keys, values)), dropout_p=dropout_p, scale=scale
+        rows = []  # [1, b · heads, rows, width of v] each
+        for chunk in of_same_graphs:
+            queries, keys, values = (chunk.block(x, heads)[None] for x in ordered)
+            queries = queries[:, :, chunk.rows]
+            rows.append(
+                F.scaled_dot_product_attention(queries, keys, values, dropout_p=dropout_p, scale=scale)
             )
-            for chunk in of_same_graphs
-            for queries, keys, values in [[chunk.block(x, heads) for x in ordered]]
-        ]  # [1, b · heads, rows, width of v] each
         outs.append(torch.cat(rows, dim=2).flatten(0, 2))
     return order.scatter(torch.cat(outs), v.shape).to(v.dtype)

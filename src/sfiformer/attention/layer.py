@@ -220,7 +220,8 @@ class SFiAttention(nn.Module):
             scores, values = packed.split([len(pairs), 1], dim=1)
             parts, values = self._normalised(scores).unbind(1), values.squeeze(1)
         else:  # the gradients are put together once, not twice
-            *parts, values = packed.unbind(1)
+            parts = packed.unbind(1)
+            parts, values = parts[:-1], parts[-1]
         if learned:
             return Scores(*parts), values
         q, k = parts

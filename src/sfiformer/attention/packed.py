@@ -49,13 +49,12 @@ def packed_attention(
         for index, chunk in enumerate(all_chunks):
             blocks = [chunk.block(x, heads) for x in parts]
             block = _block(chunk, blocks, lam, alpha, potential, check)
-            z, eta, pivot = solve(block.rows, block.scales, lambda block=block: block.logs)
+            z, eta, pivot = solve(block.rows, block.scales, block.logs)
             if dropout_p:
                 z.mul_(kept(z, dropout_p, int(seed) + index))
             for whole, rows in ((out, z @ blocks[2]), (etas, eta), (pivots, pivot)):
                 chunk.block(whole, heads)[:, chunk.rows] = rows
-    of_rows = (order.scatter(x, (*q.shape[:2], x.shape[1])) for x in (out, etas, pivots))
-    out, etas, pivots = of_rows
+    out, etas, pivots = (order.scatter(x, (*q.shape[:2], x.shape[1])) for x in (out, etas, pivots))
     return out.to(v.dtype), etas.squeeze(-1), pivots.squeeze(-1)
 
 
@@ -84,7 +83,7 @@ def packed_attention_backward(
     parts = _gathered(order, inputs, scale)
     etas, pivots, grad_out = (order.gather(x) for x in (etas.unsqueeze(-1), pivots.unsqueeze(-1), grad_out))
     grad_out = grad_out.to(parts[0].dtype).div_(1 - dropout_p)
-    grads = [torch.zeros_like(x) for x in parts]
+    grads = [torch.empty_like(x) for x in parts]
     grad_lam = torch.zeros_like(lam)
     with torch.autocast(q.device.type, enabled=False):
         for index, chunk in enumerate(all_chunks):
@@ -99,10 +98,11 @@ def packed_attention_backward(
             if dropout_p:
                 z.mul_(mask)
 
-            grad_blocks[2].baddbmm_(z.mT, grad)
+            more = int(chunk.rows.start > 0)  # 0 overwrites: these rows are the first that reach the keys
+            grad_blocks[2].baddbmm_(z.mT, grad, beta=more)
             for query, key, grad_scores in ((0, 1, gradients.s), (3, 4, gradients.u)):
-                grad_blocks[query][:, chunk.rows].baddbmm_(grad_scores, blocks[key], alpha=scale)
-                grad_blocks[key].baddbmm_(grad_scores.mT, blocks[query][:, chunk.rows])
+                grad_blocks[query][:, chunk.rows].baddbmm_(grad_scores, blocks[key], beta=0, alpha=scale)
+                grad_blocks[key].baddbmm_(grad_scores.mT, blocks[query][:, chunk.rows], beta=more)
             at, zero = (x.view(len(chunk.graphs), -1).sum(-1) for x in gradients[2:])
             chunk_lam = lam[chunk.graphs]
             grad_lam[chunk.graphs] += torch.where(chunk_lam > 0, at / chunk_lam, zero).to(lam.dtype)

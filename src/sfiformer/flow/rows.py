@@ -209,12 +209,15 @@ def is_plain(found: Pivoted) -> Tensor:
 
 
 def _newton(rows: Rows, friction: Tensor, leak: Tensor) -> Tensor:
-    """η p_max [..., 1] by Newton's method from all keys downwards, row by row until its active set repeats."""
+    """η p_max [..., 1] by Newton's method from all keys downwards.
+
+    Most rows end early: once fewer than half of those at hand move, the others are left behind.
+    """
     weight, friction, leak = (x.reshape(-1, x.shape[-1]) for x in (rows.exp_s, friction, leak))  # [m, n or 1]
     product = weight * friction
     taken, total = product.sum(-1, keepdim=True), rows.total_s.view(-1, 1) + leak
     eta = all_eta = (taken + 1).div_(total)
-    left = None  # the rows that are looked at, all to begin with
+    left = None  # which rows are at hand, all to begin with
     active, some = torch.empty_like(product), torch.empty_like(product)
     while True:
         torch.lt(friction, eta, out=active)
