@@ -6,6 +6,7 @@ from torch.autograd import gradcheck
 
 from packing import attend, packed
 from sfiformer import sfi_attention
+from sfiformer.attention.dropout import dropped
 
 SIZES = (6, 0, 1, 9, 6)
 WAYS = [{}, {"return_flows": True}]
@@ -87,3 +88,30 @@ def test_chunks_and_rows_have_masks_of_their_own(monkeypatch):
     assert len(kept.flatten(0, 1).unique(dim=0)) == 48
     leaves = packed((4, 3), heads=1, width=2).leaves()
     assert gradcheck(lambda *x: _drop(leaves._replace(q=x[0], v=x[1]), 0.4, 7), (leaves.q, leaves.v))
+
+
+@pytest.mark.parametrize("size", [8, 1 << 16])
+def test_dropout_of_states(size):
+    x = torch.ones(size, 4, requires_grad=True)
+    torch.manual_seed(0)
+    first = dropped(x, 0.1, training=True)
+    second = dropped(x, 0.1, training=True)
+    torch.manual_seed(0)
+    assert torch.equal(dropped(x, 0.1, training=True), first)
+    assert not torch.equal(first, second)
+    torch.testing.assert_close(first[first != 0], torch.full_like(first[first != 0], 1 / 0.9))
+    (grad,) = torch.autograd.grad(first.sum(), x)
+    assert torch.equal(grad, first)
+    assert torch.equal(dropped(x, 0.1, training=False), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.003, 0.1, 0.5, 0.9])
+def test_the_share_of_states_that_dropout_keeps(p, dtype):
+    torch.manual_seed(0)
+    zero = dropped(torch.ones(1000, 1000, dtype=dtype), p, training=True) == 0
+    deviation = (p * (1 - p)) ** 0.5
+    assert float(zero.double().mean()) == pytest.approx(p, abs=4 * deviation / 1000)
+    # Neither rows nor columns have anything to do with each other.
+    for dim in (0, 1):
+        assert float(zero.double().mean(dim).std()) == pytest.approx(deviation / 1000**0.5, rel=0.1)

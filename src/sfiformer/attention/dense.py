@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sfiformer.attention import kernels
-from sfiformer.attention.chunks import chunks
+from sfiformer.attention.chunks import Order, chunks
 from sfiformer.attention.inputs import require_finite, require_ptr, require_shapes
 from sfiformer.attention.widths import wide, widened
 from sfiformer.flow import checks
@@ -55,29 +56,22 @@ def dfi_attention(
         )
         if fused is not None:
             return fused
-    # A GPU's own kernels never hold all scores, so they take a graph of any size whole; not so in float64.
+    # A GPU's own kernels never hold all scores, so they take a graph of any size whole; not so in float64. They want widths of
+    # a multiple of 8; the others would hold all scores.
     chunk_size = 1 << (62 if q.is_cuda and q.dtype != torch.float64 else 24)
-    outs, places = [v[:0]], []
-    for chunk in chunks(ptr, q.shape[1], chunk_size):
-        nodes = chunk.nodes(q.device)
-        # Those kernels want widths of a multiple of 8; the others would hold all scores.
-        queries, keys, values = (
-            widened(chunk.gather(x, nodes, x.dtype), wide(x.shape[2], x)).unflatten(0, (-1, x.shape[1]))
-            for x in (q, k, v)
-        )
-        out = F.scaled_dot_product_attention(
-            queries[:, :, chunk.rows], keys, values, dropout_p=dropout_p, scale=scale
-        )
-        out = out[..., : v.shape[2]]
-        outs.append(out.transpose(1, 2).reshape(-1, *v.shape[1:]).to(v.dtype))
-        places.append(_rows(nodes, chunk.rows, q.device))
-    if not places:
-        return outs[0]
-    return torch.empty_like(v).index_copy(0, torch.cat(places), torch.cat(outs))
-
-
-def _rows(nodes: Tensor | slice, rows: slice, device: torch.device) -> Tensor:
-    """The packed places of the rows that a chunk treats."""
-    if isinstance(nodes, slice):
-        return torch.arange(nodes.start + rows.start, nodes.start + rows.stop, device=device)
-    return nodes
+    heads, width = v.shape[1:]
+    q, k, v = (widened(x, wide(x.shape[2], x)) for x in (q, k, v))
+    all_chunks = list(chunks(ptr, heads, chunk_size))
+    order = Order.of(all_chunks, heads, q.device)
+    ordered = [order.gather(x) for x in (q, k, v)]
+    outs = [ordered[2][:0]]
+    for _, of_same_graphs in groupby(all_chunks, key=lambda chunk: chunk.first):
+        rows = []  # [1, b · heads, rows, width of v] each
+        for chunk in of_same_graphs:
+            queries, keys, values = (chunk.block(x, heads)[None] for x in ordered)
+            queries = queries[:, :, chunk.rows]
+            rows.append(
+                F.scaled_dot_product_attention(queries, keys, values, dropout_p=dropout_p, scale=scale)
+            )
+        outs.append(torch.cat(rows, dim=2).flatten(0, 2))
+    return order.scatter(torch.cat(outs), v.shape).to(v.dtype)[..., :width]

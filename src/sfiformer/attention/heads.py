@@ -20,11 +20,12 @@ def split_heads(packed: Tensor, normed: int, eps: float) -> list[Tensor]:
     """
     if usable(packed):
         return _split_heads(packed, normed, eps)[:-1]
+    if not normed:  # the gradients are put together once, not twice
+        return list(packed.unbind(1))
     scores, rest = packed.split([normed, packed.shape[1] - normed], dim=1)
-    if normed:
-        # Autocast would write it all in float32 and back; the operator works in float32 on the way.
-        with torch.autocast(packed.device.type, enabled=False):
-            scores = F.rms_norm(scores, scores.shape[-1:], eps=eps)
+    # Autocast would write it all in float32 and back; the operator works in float32 on the way.
+    with torch.autocast(packed.device.type, enabled=False):
+        scores = F.rms_norm(scores, scores.shape[-1:], eps=eps)
     return [*scores.unbind(1), *rest.unbind(1)]
 
 

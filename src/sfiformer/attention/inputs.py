@@ -29,7 +29,8 @@ def require_shapes(ptr: Tensor, dropout_p: float, **tensors: Tensor) -> None:
 
 def require_finite(**tensors: Tensor) -> None:
     for name, x in tensors.items():
-        checks.require_all(x.isfinite(), name, x, "finite")
+        if not bool(x.sum().isfinite()):  # else there is neither NaN nor inf, at a fraction of the time
+            checks.require_all(x.isfinite(), name, x, "finite")
 
 
 def require_ptr(ptr: Tensor, nodes: int, max_nodes: int | None = None) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sfiformer.attention.blocks import Block, flows_and_gradients
-from sfiformer.attention.chunks import Chunk, chunks
+from sfiformer.attention.chunks import Chunk, Order, chunks
+from sfiformer.attention.dropout import kept
 from sfiformer.attention.inputs import require_values
 from sfiformer.flow.rows import solve
 
@@ -38,22 +38,24 @@ def packed_attention(
     """Attention [N, heads, width of v], and η and the pivot of each row, [N, heads]; λ is one number a graph."""
     if check:
         require_values(v, ptr, lam, max_nodes)
-    work = torch.promote_types(q.dtype, torch.float32)
-    out, etas, pivots = torch.zeros_like(v), q.new_zeros(q.shape[:2], dtype=work), ptr.new_zeros(q.shape[:2])
+    heads = q.shape[1]
+    all_chunks = list(chunks(ptr, heads))
+    order = Order.of(all_chunks, heads, q.device)
+    parts = _gathered(order, (q, k, v, q_friction, k_friction), scale)
+    parts[2].div_(1 - dropout_p)  # keeps the mean, and is smaller than the flows
+    out, etas = torch.empty_like(parts[2]), torch.empty_like(parts[0][:, :1])
+    pivots = torch.empty_like(etas, dtype=torch.int64)
     with torch.autocast(q.device.type, enabled=False):
-        for index, chunk in enumerate(chunks(ptr, q.shape[1])):
-            nodes = chunk.nodes(q.device)
-            parts = [chunk.gather(x, nodes, work) for x in (q, k, v, q_friction, k_friction)]
-            block = _block(chunk, parts, lam, alpha, potential, scale, check)
-            z, eta, pivot = solve(block.rows, block.log_kappa, block.log_eps)
-            values = parts[2]
+        for index, chunk in enumerate(all_chunks):
+            blocks = [chunk.block(x, heads) for x in parts]
+            block = _block(chunk, blocks, lam, alpha, potential, check)
+            z, eta, pivot = solve(block.rows, block.scales, block.logs)
             if dropout_p:
-                z.mul_(_kept(z, dropout_p, int(seed) + index))
-                values = values / (1 - dropout_p)  # keeps the mean, and is smaller than the flows
-            chunk.write(z @ values, nodes, out)
-            chunk.write(eta, nodes, etas.unsqueeze(-1))
-            chunk.write(pivot, nodes, pivots.unsqueeze(-1))
-    return out, etas, pivots
+                z.mul_(kept(z, dropout_p, int(seed) + index))
+            for whole, rows in ((out, z @ blocks[2]), (etas, eta), (pivots, pivot)):
+                chunk.block(whole, heads)[:, chunk.rows] = rows
+    out, etas, pivots = (order.scatter(x, (*q.shape[:2], x.shape[1])) for x in (out, etas, pivots))
+    return out.to(v.dtype), etas.squeeze(-1), pivots.squeeze(-1)
 
 
 @torch.library.custom_op("sfiformer::packed_attention_backward", mutates_args=())
@@ -75,38 +77,37 @@ def packed_attention_backward(
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, q_friction, k_friction and lam, by the closed form of `sfiformer.flow.exact`."""
-    inputs = (q, k, v, q_friction, k_friction)
-    work = torch.promote_types(q.dtype, torch.float32)
-    grads = [torch.zeros_like(x, dtype=work) for x in inputs]
+    inputs, heads = (q, k, v, q_friction, k_friction), q.shape[1]
+    all_chunks = list(chunks(ptr, heads))
+    order = Order.of(all_chunks, heads, q.device)
+    parts = _gathered(order, inputs, scale)
+    etas, pivots, grad_out = (order.gather(x) for x in (etas.unsqueeze(-1), pivots.unsqueeze(-1), grad_out))
+    grad_out = grad_out.to(parts[0].dtype).div_(1 - dropout_p)
+    grads = [torch.empty_like(x) for x in parts]
     grad_lam = torch.zeros_like(lam)
     with torch.autocast(q.device.type, enabled=False):
-        for index, chunk in enumerate(chunks(ptr, q.shape[1])):
-            nodes = chunk.nodes(q.device)
-            parts = [chunk.gather(x, nodes, work) for x in inputs]
-            block = _block(chunk, parts, lam, alpha, potential, scale, check=False)
-            eta, pivot = (
-                chunk.gather(x.unsqueeze(-1), nodes, x.dtype)[:, chunk.rows] for x in (etas, pivots)
-            )
-            grad = chunk.gather(grad_out, nodes, work)[:, chunk.rows]
+        for index, chunk in enumerate(all_chunks):
+            blocks, grad_blocks = ([chunk.block(x, heads) for x in whole] for whole in (parts, grads))
+            block = _block(chunk, blocks, lam, alpha, potential, check=False)
+            eta, pivot, grad = (chunk.block(x, heads)[:, chunk.rows] for x in (etas, pivots, grad_out))
+            g = grad @ blocks[2].mT
             if dropout_p:
-                grad = grad / (1 - dropout_p)
-            g = grad @ parts[2].mT
-            if dropout_p:
-                kept = _kept(g, dropout_p, int(seed) + index)
-                g.mul_(kept)
+                mask = kept(g, dropout_p, int(seed) + index)
+                g.mul_(mask)
             z, gradients = flows_and_gradients(block, eta, pivot, g)
             if dropout_p:
-                z.mul_(kept)
+                z.mul_(mask)
 
-            chunk.add(z.mT @ grad, nodes, grads[2])
+            more = int(chunk.rows.start > 0)  # 0 overwrites: these rows are the first that reach the keys
+            grad_blocks[2].baddbmm_(z.mT, grad, beta=more)
             for query, key, grad_scores in ((0, 1, gradients.s), (3, 4, gradients.u)):
-                chunk.write(grad_scores @ (parts[key] * scale), nodes, grads[query])
-                chunk.add(grad_scores.mT @ (parts[query][:, chunk.rows] * scale), nodes, grads[key])
+                grad_blocks[query][:, chunk.rows].baddbmm_(grad_scores, blocks[key], beta=0, alpha=scale)
+                grad_blocks[key].baddbmm_(grad_scores.mT, blocks[query][:, chunk.rows], beta=more)
             at, zero = (x.view(len(chunk.graphs), -1).sum(-1) for x in gradients[2:])
             chunk_lam = lam[chunk.graphs]
             grad_lam[chunk.graphs] += torch.where(chunk_lam > 0, at / chunk_lam, zero).to(lam.dtype)
     of_q, of_k, of_v, of_q_friction, of_k_friction = (
-        g.to(x.dtype) for g, x in zip(grads, inputs, strict=True)
+        order.scatter(g, x.shape).to(x.dtype) for g, x in zip(grads, inputs, strict=True)
     )
     return of_q, of_k, of_v, of_q_friction, of_k_friction, grad_lam
 
@@ -150,25 +151,20 @@ def _backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ..
 packed_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
+def _gathered(order: Order, inputs: tuple[Tensor, ...], scale: float) -> list[Tensor]:
+    """q, k, v, q̃ and k̃ by chunk, [N · heads, width]; queries are scaled."""
+    work = torch.promote_types(inputs[0].dtype, torch.float32)
+    parts = [order.gather(x).to(work) for x in inputs]
+    for query in (0, 3):
+        parts[query].mul_(scale)
+    return parts
+
+
 def _block(
-    chunk: Chunk, parts: list[Tensor], lam: Tensor, alpha: float, potential: bool, scale: float, check: bool
+    chunk: Chunk, parts: list[Tensor], lam: Tensor, alpha: float, potential: bool, check: bool
 ) -> Block:
     q, k, _, q_friction, k_friction = parts
-    s = (q[:, chunk.rows] * scale) @ k.mT  # [b · heads, rows, n]
-    u = (q_friction[:, chunk.rows] * scale) @ k_friction.mT
-    log_lam = lam[chunk.graphs].double().log()
-    log_lam = log_lam.repeat_interleave(len(s) // len(chunk.graphs)).view(-1, 1, 1)
-    return Block.of(s, u, log_lam, alpha, potential, check)
-
-
-def _kept(like: Tensor, dropout_p: float, seed: int) -> Tensor:
-    """Dropout's mask for one chunk, 0 and 1: the same in forward and backward."""
-    seed %= 1 << 62
-    if like.device.type != "cpu":
-        generator = torch.Generator(like.device).manual_seed(seed)
-        keep = torch.rand(like.shape, generator=generator, device=like.device, dtype=like.dtype)
-        return keep.ge_(dropout_p)
-    # A flow takes 16 random bits: p is met to 1/65536, at a quarter of the time that torch.rand takes.
-    bits = np.random.SFC64(seed).random_raw(-(-like.numel() // 4)).view(np.int16)[: like.numel()]
-    keep = torch.from_numpy(bits).view(like.shape).to(like.dtype)
-    return keep.ge_(round(dropout_p * 2**16) - 2**15)
+    s = q[:, chunk.rows] @ k.mT  # [b · heads, rows, n]
+    u = q_friction[:, chunk.rows] @ k_friction.mT
+    lam = lam[chunk.graphs].to(s.dtype).repeat_interleave(len(s) // len(chunk.graphs)).view(-1, 1, 1)
+    return Block.of(s, u, lam, alpha, potential, check)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfiformer.flow.rows import Rows, solve, support
+from sfiformer.flow.rows import Logs, Rows, Scales, solve, support
 
 
 class ExactFlows(torch.autograd.Function):
@@ -31,9 +31,10 @@ class ExactFlows(torch.autograd.Function):
         work = torch.promote_types(s.dtype, torch.float32)
         masked_s = s.to(work).masked_fill(~mask, -math.inf)
         masked_u = u.to(work).masked_fill(~mask, math.inf)
-        rows, log_kappa = Rows.of(masked_s, masked_u, masked=True), lam.log() + log_scale
-        solution = solve(rows, log_kappa, log_eps)
-        active = support(rows, solution, log_kappa, log_eps)
+        rows, logs = Rows.of(masked_s, masked_u, masked=True), Logs(lam.log() + log_scale, log_eps)
+        scales = Scales.of_logs(rows, logs)
+        solution = solve(rows, scales, lambda: logs)
+        active = support(rows, solution, scales)
         z = solution[0].to(s.dtype)
         ctx.save_for_backward(s, u, lam, log_scale, log_eps, mask, z, active)
         return z

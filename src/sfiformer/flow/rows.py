@@ -21,12 +21,14 @@ Masks are kept as numbers, 0 and 1: on a CPU, boolean tensors are ten times slow
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _GENTLE = 32.0  # η p_max up to here costs at most this many rounding errors without a pivot
+_RANGE = 1e26  # of κ f_max p_max, for products with it to stay finite
 _PLAIN = 40.0  # log κ f_k p_max up to here does without logarithms
 GENTLE = -1  # in place of a pivot, in rows that need none
 
@@ -41,7 +43,6 @@ class Rows(NamedTuple):
     s_max: Tensor  # [..., 1]
     u_max: Tensor  # [..., 1] the largest finite u
     total_s: Tensor  # [..., 1] Σ exp_s
-    lse_s: Tensor  # [..., 1] float64, log Σ exp(s)
     masked: bool = False
 
     @classmethod
@@ -49,14 +50,41 @@ class Rows(NamedTuple):
         s_max = s.amax(-1, keepdim=True)
         u_max = (u.masked_fill(u.isposinf(), -math.inf) if masked else u).amax(-1, keepdim=True)
         exp_s = (s - s_max).exp_()
-        total_s = exp_s.sum(-1, keepdim=True)
-        lse_s = log_total(total_s, s_max)
-        return cls(s, u, exp_s, (u - u_max).exp_(), s_max, u_max, total_s, lse_s, masked)
+        return cls(s, u, exp_s, (u - u_max).exp_(), s_max, u_max, exp_s.sum(-1, keepdim=True), masked)
+
+    @property
+    def lse_s(self) -> Tensor:
+        """float64 [..., 1], log Σ exp(s)."""
+        return log_total(self.total_s, self.s_max)
 
     def take(self, index: Tensor) -> Rows:
         """Some of the rows, in float64: [m, n]."""
         picked = [pick_rows(field, self.s.shape[:-1], index) for field in self[:-1]]
         return Rows._make([*picked, self.masked])
+
+
+class Scales(NamedTuple):
+    """κ and ε of many rows in the units of `Rows`; beyond `_RANGE` a scale is not to be relied upon."""
+
+    friction: Tensor  # [..., 1] κ f_j p_max / exp_u_j
+    leak: Tensor  # [..., 1] ε / p_max
+
+    @classmethod
+    def of_logs(cls, rows: Rows, logs: Logs) -> Scales:
+        log_reference = rows.s_max.double() - rows.lse_s
+        log_friction = logs.kappa + rows.u_max.double() + log_reference
+        return cls(*(x.exp().to(rows.s.dtype) for x in (log_friction, logs.eps - log_reference)))
+
+
+class Logs(NamedTuple):
+    """κ, as a factor of exp(u), and ε of many rows: float64 [..., 1]."""
+
+    kappa: Tensor
+    eps: Tensor
+
+    def take(self, rows: torch.Size, index: Tensor) -> Logs:
+        """Of some of the rows, [m, 1]."""
+        return Logs(*(pick_rows(x, rows, index) for x in self))
 
 
 class Flows(NamedTuple):
@@ -89,17 +117,19 @@ def pick_rows(x: Tensor, rows: torch.Size, index: Tensor) -> Tensor:
     return x.expand(*rows, x.shape[-1]).reshape(-1, x.shape[-1]).index_select(0, index).double()
 
 
-def solve(rows: Rows, log_kappa: Tensor, log_eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def solve(rows: Rows, scales: Scales, logs: Callable[[], Logs]) -> tuple[Tensor, Tensor, Tensor]:
     """Flows z [..., n], η p_max [..., 1] and pivots [..., 1] (all `GENTLE` where none is needed) of all rows.
 
-    ``log_kappa`` multiplies exp(u); it and ``log_eps`` are float64 [..., 1].
+    The scales once more, as logarithms, are asked for where pivots are needed.
     """
-    friction, leak, gentle = _linear(rows, log_kappa, log_eps)
-    eta, active = _newton(rows, friction, leak)
-    if bool((gentle & (eta <= _GENTLE)).all()):
+    friction = frictions(rows, scales)
+    eta = _newton(rows, friction, scales.leak)
+    if bool(((eta <= _GENTLE) & (scales.friction < _RANGE)).all()):
         z = torch.sub(eta, friction, out=friction).relu_().mul_(rows.exp_s)
         return z, eta, torch.full_like(eta, GENTLE, dtype=torch.int64)
 
+    log_kappa, log_eps = logs()
+    active = torch.lt(friction, eta, out=friction)
     pivot = _last(rows.u, active)
     found = measure(rows, pivot, log_kappa, log_eps)
     u_pivot = rows.u.gather(-1, pivot)
@@ -113,30 +143,27 @@ def solve(rows: Rows, log_kappa: Tensor, log_eps: Tensor) -> tuple[Tensor, Tenso
     z = found.flows.z
     if not bool(right.all()):
         hard = (~right).view(-1).nonzero().squeeze(-1)
-        scalings = (pick_rows(x, z.shape[:-1], hard) for x in (log_kappa, log_eps))
-        hard_pivot, hard_z = _solve_hard(rows.take(hard), *scalings)
+        hard_logs = Logs(log_kappa, log_eps).take(z.shape[:-1], hard)
+        hard_pivot, hard_z = _solve_hard(rows.take(hard), *hard_logs)
         pivot.view(-1, 1)[hard] = hard_pivot
         z.view(-1, z.shape[-1])[hard] = hard_z.to(z.dtype)
     return z, eta, pivot
 
 
-def support(
-    rows: Rows, solution: tuple[Tensor, Tensor, Tensor], log_kappa: Tensor, log_eps: Tensor
-) -> Tensor:
+def support(rows: Rows, solution: tuple[Tensor, Tensor, Tensor], scales: Scales) -> Tensor:
     """The active sets of a solution, bool [..., n]: a flow outside is a structural zero, one inside may underflow."""
     z, eta, pivot = solution
     if bool((pivot == GENTLE).all()):
-        return _linear(rows, log_kappa, log_eps)[0] < eta
+        return frictions(rows, scales) < eta
     return (rows.u <= rows.u.gather(-1, pivot)) & (z.amax(-1, keepdim=True) > 0)
 
 
-def gentle(rows: Rows, eta: Tensor, log_kappa: Tensor, log_eps: Tensor) -> Flows:
-    """The flows of rows that need no pivot, from η p_max."""
-    friction, leak, _ = _linear(rows, log_kappa, log_eps)
-    weight = torch.lt(friction, eta, out=torch.empty_like(friction)).mul_(rows.exp_s)
-    gated = friction.mul_(weight)
-    total = weight.sum(-1, keepdim=True).add_(leak)
-    return Flows((weight * eta).sub_(gated), weight, gated, total, leak, leak * eta)
+def frictions(rows: Rows, scales: Scales) -> Tensor:
+    """κ f_j p_max, [..., n]."""
+    friction = rows.exp_u * scales.friction.clamp(max=_RANGE)
+    if rows.masked:
+        friction.masked_fill_(rows.u.isposinf(), torch.finfo(friction.dtype).max)
+    return friction
 
 
 def measure(
@@ -181,30 +208,36 @@ def is_plain(found: Pivoted) -> Tensor:
     return (found.log_scale < _PLAIN) & (found.flows.total > math.exp(-_PLAIN))
 
 
-def _linear(rows: Rows, log_kappa: Tensor, log_eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """κ f_j p_max [..., n], ε / p_max [..., 1], and whether these stay in range [..., 1]."""
-    log_reference = rows.s_max.double() - rows.lse_s
-    log_scale = log_kappa + rows.u_max.double() + log_reference
-    friction = rows.exp_u * log_scale.clamp(max=60).exp_().to(rows.s.dtype)
-    if rows.masked:
-        friction.masked_fill_(rows.u.isposinf(), torch.finfo(friction.dtype).max)
-    return friction, (log_eps - log_reference).exp().to(rows.s.dtype), log_scale < 60
+def _newton(rows: Rows, friction: Tensor, leak: Tensor) -> Tensor:
+    """η p_max [..., 1] by Newton's method from all keys downwards.
 
-
-def _newton(rows: Rows, friction: Tensor, leak: Tensor) -> tuple[Tensor, Tensor]:
-    """η p_max [..., 1] and the active set [..., n] by Newton's method from all keys downwards."""
-    product = rows.exp_s * friction
-    taken, total = product.sum(-1, keepdim=True), rows.total_s + leak
-    eta = (taken + 1).div_(total)
+    Most rows end early: once fewer than half of those at hand move, the others are left behind.
+    """
+    weight, friction, leak = (x.reshape(-1, x.shape[-1]) for x in (rows.exp_s, friction, leak))  # [m, n or 1]
+    product = weight * friction
+    taken, total = product.sum(-1, keepdim=True), rows.total_s.view(-1, 1) + leak
+    eta = all_eta = (taken + 1).div_(total)
+    left = None  # which rows are at hand, all to begin with
     active, some = torch.empty_like(product), torch.empty_like(product)
     while True:
         torch.lt(friction, eta, out=active)
         # A key that leaves takes p κ f ≥ p η along: this sum shows it wherever Σ p does, and where p is lost in rounding.
         less = torch.mul(product, active, out=some).sum(-1, keepdim=True)
-        if not bool((less < taken).any()):
-            return eta, active
-        taken, total = less, torch.mul(rows.exp_s, active, out=some).sum(-1, keepdim=True).add_(leak)
+        moved = (less < taken).view(-1).nonzero().squeeze(-1)
+        if not len(moved):
+            return all_eta.view(rows.total_s.shape)
+        if 2 * len(moved) < len(less):
+            left = moved if left is None else left.index_select(0, moved)
+            weight, friction, leak, product, eta, less, active = (
+                x.index_select(0, moved) for x in (weight, friction, leak, product, eta, less, active)
+            )
+            some = torch.empty_like(product)
+        taken, total = less, torch.mul(weight, active, out=some).sum(-1, keepdim=True).add_(leak)
         eta = torch.fmin((taken + 1).div_(total), eta)  # A only shrinks, whatever underflows
+        if left is None:
+            all_eta = eta
+        else:
+            all_eta.index_copy_(0, left, eta)
 
 
 def _last(u: Tensor, active: Tensor) -> Tensor:

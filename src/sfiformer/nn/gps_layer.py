@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from sfiformer.attention import SFiAttention
 from sfiformer.attention.branches import Branches
+from sfiformer.attention.dropout import Dropout
 from sfiformer.attention.widths import by_parts, resized
 from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
@@ -77,7 +78,7 @@ class GPSLayer(nn.Module):
         self.feed_forward = FeedForward(
             nn.Linear(dim, 2 * dim),
             ACTIVATIONS[config.activation](),
-            nn.Dropout(config.dropout),
+            Dropout(config.dropout),
             nn.Linear(2 * dim, dim),
         )
         self.norm = make_norm(config.norm, dim)

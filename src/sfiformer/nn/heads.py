@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sfiformer.attention.dropout import dropped
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS
 from sfiformer.nn.partition import Partition
@@ -24,10 +25,10 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for linear in self.hidden:
-            x = self.activation(linear(F.dropout(x, self.dropout, self.training)))
+            x = self.activation(linear(dropped(x, self.dropout, self.training)))
             if self.l2norm:
                 x = F.normalize(x, dim=-1)
-        return self.out(F.dropout(x, self.dropout, self.training))
+        return self.out(dropped(x, self.dropout, self.training))
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, l2norm={self.l2norm}"

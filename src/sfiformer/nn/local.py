@@ -1,9 +1,9 @@
 """Local message passing of a GPS layer: GatedGCN, or one of PyG's convolutions behind the same call."""
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sfiformer.attention import EdgeOrder
+from sfiformer.attention.dropout import dropped
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS, GatedGCN
 
@@ -45,7 +45,7 @@ class PyGLocal(nn.Module):
         real_edges: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         update = self.conv(x, edge_index, e) if self.sees_edges else self.conv(x, edge_index)
-        return x + F.dropout(update, self.dropout, self.training), e
+        return x + dropped(update, self.dropout, self.training), e
 
 
 def make_local(config: ModelConfig, *, last: bool) -> nn.Module:

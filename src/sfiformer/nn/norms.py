@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfiformer import ranks
+from sfiformer.attention.dropout import dropped
 from sfiformer.attention.kernels import usable
 from sfiformer.nn.partition import Partition
 
@@ -69,12 +70,12 @@ class BatchNorm(nn.BatchNorm1d):
                 eps=self.eps,
             )
         if update is not None:
-            x = x + F.dropout(update, dropout, self.training)
+            x = x + dropped(update, dropout, self.training)
         x = self._normalise(x, rows)
         if activation is not None:
             x = FUNCTIONS[activation](x)
         if update is None:
-            x = F.dropout(x, dropout, self.training)
+            x = dropped(x, dropout, self.training)
         return x if residual is None else residual + x
 
     def _has_kernel(self, x: Tensor) -> bool:
@@ -189,5 +190,5 @@ def add_and_norm(
     """residual + norm(x + dropout(update)), with dropout where the norm is in training."""
     if isinstance(norm, BatchNorm):
         return norm(x, graphs, update=update, dropout=dropout, residual=residual)
-    x = norm(x + F.dropout(update, dropout, norm.training), graphs)
+    x = norm(x + dropped(update, dropout, norm.training), graphs)
     return x if residual is None else residual + x
