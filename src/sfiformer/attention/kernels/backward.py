@@ -60,7 +60,7 @@ def query_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_q, grad_q_friction, plain, found, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr,
-    POTENTIAL: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    POTENTIAL: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries of one tile, and the sums of their rows."""
     head = tl.program_id(1)
@@ -88,7 +88,7 @@ def query_kernel(
         place = stats + first + rows * heads
         pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stat_stride)
         limit = tl.load(place + 8 * stat_stride, mask=is_row, other=0.0)
-        gentle = is_gentle(pivot, steep, m, norm_s, norm_u)
+        gentle = is_gentle(pivot, steep, m, norm_s, norm_u, LOG_GENTLE)
         if tl.min(gentle.to(tl.int32), 0) > 0:
             weight, taken = gentle_weights(s, u, valid, pivot, level, steep, m, limit)
             g_top, size, top = m * 0, m * 0, m.to(tl.int32) * 0

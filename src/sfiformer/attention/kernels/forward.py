@@ -13,6 +13,7 @@ def forward_kernel(
     log_alpha, scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, HARD: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    LOG_GENTLE: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries and one head, for graphs of MORE_THAN < n ≤ KEYS nodes. DENSE: there is no friction, u = 0."""
     head = tl.program_id(1)
@@ -32,7 +33,7 @@ def forward_kernel(
         strength, size = tl.load(lam + graph), n.to(tl.float32)
         outside = tl.where(keys < n, 0.0, float("-inf"))[None, :]
         is_gentle, z, pivot, level, steep, m, total, log_leak, limit, norm_s, norm_u = solve_gently(
-            s, u, outside, strength, log_alpha, size, POTENTIAL, HARD
+            s, u, outside, strength, log_alpha, size, POTENTIAL, HARD, LOG_GENTLE
         )
         if not is_gentle:
             # Made anew, so that the scores need not be kept for this.

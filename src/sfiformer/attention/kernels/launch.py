@@ -59,6 +59,7 @@ def _tile_options(
         "DENSE": dense,
         "DROPOUT": dropout_p > 0,
         "PRECISION": _precision(q, long=bucket.keys > 128),
+        "LOG_GENTLE": _log_gentle(q),
         "num_warps": bucket.warps,
         "num_stages": 2 if half else 1,
         # The backward must find the forward's scores again, to the bit: no product may melt into a later subtraction.
@@ -73,6 +74,11 @@ def _chunk(width: int) -> int:
     return 32 if width % 32 == 0 else 16
 
 
+def _log_gentle(q: Tensor) -> float:
+    """Up to which log η p_max rows on chip need no pivot. What is lost grows with η, and half precision loses more itself."""
+    return math.log(1024) if q.element_size() == 2 else STRICT
+
+
 def _precision(q: Tensor, *, long: bool = False) -> str:
     """Of products. Where TF32 is not allowed, three TF32 products make one of float32's accuracy.
 
@@ -85,6 +91,7 @@ def _precision(q: Tensor, *, long: bool = False) -> str:
     return "ieee" if long else "tf32x3"
 
 
+STRICT = 3.5  # log κ f_k of streamed rows up to which the backward needs no pivot
 # The error of a streamed row's flows, at worst: well below the rounding of its output.
 DOUBT = {torch.float32: 2e-6, torch.float16: 2e-4, torch.bfloat16: 1e-3}
 
@@ -193,11 +200,17 @@ def fused_attention(
         tile, _, _, steep = _stream_tiles(q, v, max_nodes)
         options = _stream_options(tile, q, v, potential, dropout_p)
         stream_forward_kernel[(nodes // tile.rows + graphs, heads)](
-            *tensors, *sizes, MORE_THAN=MAX_NODES, HARD=hard, DOUBT=DOUBT[q.dtype], **options
+            *tensors,
+            *sizes,
+            MORE_THAN=MAX_NODES,
+            HARD=hard,
+            DOUBT=DOUBT[q.dtype],
+            LOG_GENTLE=_log_gentle(q),
+            **options,
         )
         options = _stream_options(steep, q, v, potential, dropout_p)
         pivot_forward_kernel[(nodes // steep.rows + graphs, heads)](
-            *tensors, *sizes, MORE_THAN=MAX_NODES, HARD=hard, **options
+            *tensors, *sizes, MORE_THAN=MAX_NODES, HARD=hard, LOG_GENTLE=STRICT, **options
         )
     branches.join()
     return out, stats, means
@@ -236,19 +249,20 @@ def fused_attention_backward(
         options = _stream_options(tile, q, v, potential, dropout_p)
         kernel[(nodes // tile.rows + graphs, heads)](*inputs, *tensors, *tail, **options, **more)
 
+    large = {"MORE_THAN": MAX_NODES, "LOG_GENTLE": STRICT}
     branches = Branches(q)
     for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
         options = _tile_options(bucket, below, q, dense, potential, dropout_p)
         with branches.next():
             query_kernel[(tiles, heads)](*inputs, of_q, of_q_friction, plain, found, *tail, **options)
     if max_nodes > MAX_NODES:
-        run(stream_query_kernel, queries, *means, of_q, of_q_friction, plain, MORE_THAN=MAX_NODES)
-        run(pivot_query_kernel, steep, of_q, of_q_friction, found, MORE_THAN=MAX_NODES)
+        run(stream_query_kernel, queries, *means, of_q, of_q_friction, plain, **large)
+        run(pivot_query_kernel, steep, of_q, of_q_friction, found, **large)
     branches.join()
     if nodes:
         run(key_kernel, keys, of_k, of_v, of_k_friction, plain, DENSE=dense)
     if nodes and not dense:
-        run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found)
+        run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found, ON_CHIP=_log_gentle(q), **large)
     grad_log_kappa = sums[3].sum(-1) if nodes else q.new_zeros(0, dtype=torch.float32)
     by_graph = torch.segment_reduce(grad_log_kappa, "sum", offsets=ptr, initial=0.0)
     grad_lam = torch.where(lam > 0, by_graph / lam.clamp(min=torch.finfo(lam.dtype).tiny), 0).to(lam.dtype)

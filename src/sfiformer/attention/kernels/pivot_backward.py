@@ -14,10 +14,10 @@ from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
 
 @triton.jit
-def steep_rows(place, is_row, stride):
+def steep_rows(place, is_row, stride, log_gentle):
     """The numbers of the rows that are not gentle, and which these are; the others get a level without flow."""
     pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stride)
-    hard = is_row & (is_gentle(pivot, steep, m, norm_s, norm_u) == 0)
+    hard = is_row & (is_gentle(pivot, steep, m, norm_s, norm_u, log_gentle) == 0)
     return pivot, tl.where(hard, level, float("-inf")), steep, m, norm_s, norm_u, hard
 
 
@@ -46,7 +46,7 @@ def pivot_query_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_q, grad_q_friction, found, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of such queries and the sums of their rows: one sweep for the sums, one for the gradients."""
     head = tl.program_id(1)
@@ -54,7 +54,7 @@ def pivot_query_kernel(
     rows = first_row + tl.arange(0, ROWS)
     row_number = start * heads + head + rows * heads
     pivot, level, steep, m, norm_s, norm_u, hard = steep_rows(
-        stats + row_number, (n > MORE_THAN) & (rows < n), stat_stride
+        stats + row_number, (n > MORE_THAN) & (rows < n), stat_stride, LOG_GENTLE
     )
     if tl.max(hard.to(tl.int32), 0) > 0:
         tl.store(found + graph * heads + head, 1)  # whoever comes, the same value
@@ -148,8 +148,9 @@ def add_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
 def pivot_key_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, found, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
+    ON_CHIP: tl.constexpr,
 ):  # fmt: skip
     """What such queries add to the gradients of one tile of ROWS keys, where the kernels of queries found any in the graph."""
     head = tl.program_id(1)
@@ -158,6 +159,7 @@ def pivot_key_kernel(
         keys = first_key + tl.arange(0, ROWS)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
+        log_gentle = tl.where(n > MORE_THAN, LOG_GENTLE, ON_CHIP)
         of_k = tl.zeros([ROWS, WIDTH], tl.float32)
         of_k_friction = tl.zeros([ROWS, WIDTH], tl.float32)
         of_v = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
@@ -165,7 +167,7 @@ def pivot_key_kernel(
             queries = first + tl.arange(0, KEYS)
             row_number = start * heads + head + queries * heads
             pivot, level, steep, m, norm_s, norm_u, hard = steep_rows(
-                stats + row_number, queries < n, stat_stride
+                stats + row_number, queries < n, stat_stride, log_gentle
             )
             if tl.max(hard.to(tl.int32), 0) > 0:
                 place = sums + row_number

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from sfiformer.attention.kernels.key_backward import store_columns
-from sfiformer.attention.kernels.solving import LOG_GENTLE, above_pivot, expm1, flows, log1p, rounding
+from sfiformer.attention.kernels.solving import above_pivot, expm1, flows, log1p, rounding
 from sfiformer.attention.kernels.streaming import scores, weigh, whole
 from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 
@@ -98,7 +98,7 @@ def pivot_forward_kernel(
     q, k, v, q_friction, k_friction, out, means, slopes, stats, ptr, lam, seed,
     log_alpha, scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    POTENTIAL: tl.constexpr, HARD: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    POTENTIAL: tl.constexpr, HARD: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
 ):  # fmt: skip
     """The marked rows of one tile: Newton's method downwards in logarithms, two sweeps a step, as in `solving.solve`."""
     head = tl.program_id(1)

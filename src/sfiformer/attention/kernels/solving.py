@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 
 GENTLE = tl.constexpr(32.0)  # η p_max up to here needs no pivot: see `sfiformer.flow.rows`
-LOG_GENTLE = tl.constexpr(3.5)  # likewise for log κ f_k
 
 
 @triton.jit
@@ -116,7 +115,9 @@ def measure(s, u, valid, u_pivot, scale0, s_ref, leak0, spill0, u_max):
 
 
 @triton.jit
-def solve_gently(s, u, outside, lam, log_alpha, n, POTENTIAL: tl.constexpr, HARD: tl.constexpr):
+def solve_gently(
+    s, u, outside, lam, log_alpha, n, POTENTIAL: tl.constexpr, HARD: tl.constexpr, LOG_GENTLE: tl.constexpr
+):
     """What `row_sums` and `solve` find of a tile whose rows are gentle, and whether they are, in fewer registers.
 
     ``outside`` is −inf at the keys beyond the graph, which get no weight, and 0 elsewhere. A gentle row may be measured from
@@ -166,7 +167,7 @@ def solve_gently(s, u, outside, lam, log_alpha, n, POTENTIAL: tl.constexpr, HARD
     pivot = u_max + tl.minimum(log_eta - steep, 0.0)
     log_gate = tl.minimum(log_eta, steep)
     level = tl.where(flowing, eta - exp(log_gate), float("-inf"))
-    is_gentle = (tl.max(eta, 0) <= GENTLE) & (tl.max(steep, 0) <= 46.0)
+    is_gentle = (tl.max(tl.log(eta), 0) <= LOG_GENTLE) & (tl.max(steep, 0) <= 46.0)
     return is_gentle, z, pivot, level, log_gate, m, total, log_leak, limit, norm_s, u_max + log_u
 
 

@@ -24,7 +24,7 @@ def stream_query_kernel(
     q, k, v, q_friction, k_friction, grad_out, means, slopes, grad_q, grad_q_friction, plain, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries of one tile, and the sums of their rows."""
     head = tl.program_id(1)
@@ -36,7 +36,7 @@ def stream_query_kernel(
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
         row_number = start * heads + head + rows * heads
         pivot, level, steep, m, norm_s, norm_u = load_stats(stats + row_number, is_row, stat_stride)
-        gentle = is_row & is_gentle(pivot, steep, m, norm_s, norm_u)
+        gentle = is_row & is_gentle(pivot, steep, m, norm_s, norm_u, LOG_GENTLE)
         flowing = gentle & (level > 0)
         eta = tl.where(flowing, level + tl.exp(steep), 1.0)
         reference = tl.where(flowing, m - tl.log(eta), float("inf"))

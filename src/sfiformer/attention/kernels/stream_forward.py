@@ -82,7 +82,8 @@ def stream_forward_kernel(
     q, k, v, q_friction, k_friction, out, means, slopes, stats, ptr, lam, seed,
     log_alpha, scale, dropout_p, graphs, heads, width, value_width, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    POTENTIAL: tl.constexpr, HARD: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, DOUBT: tl.constexpr,
+    POTENTIAL: tl.constexpr, HARD: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
+    DOUBT: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries and one head, for graphs of n > MORE_THAN nodes.
 
@@ -208,7 +209,7 @@ def stream_forward_kernel(
         # A gentle row may be measured from any friction: from half its level, where nothing cancels.
         pivot = tl.minimum(cut + tl.log(0.5 * eta), u_max)
         hard = hard | (eta > GENTLE)
-        hard = hard | (flowing & (is_gentle(pivot, pivot - cut, m, norm_s, norm_u) == 0))
+        hard = hard | (flowing & (is_gentle(pivot, pivot - cut, m, norm_s, norm_u, LOG_GENTLE) == 0))
         is_row = rows < n
         columns = tl.arange(0, VALUE_WIDTH)
         inside = (is_row & (hard == 0))[:, None] & (columns < value_width)[None, :]

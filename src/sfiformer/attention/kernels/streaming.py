@@ -15,7 +15,6 @@ Within a block, scores are in units of log 2: `exp2` is what the hardware has.
 import triton
 import triton.language as tl
 
-from sfiformer.attention.kernels.solving import LOG_GENTLE
 from sfiformer.attention.kernels.tiles import load_chunk
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -172,6 +171,6 @@ def estimate(leak, low, g_low, w_low, high, g_high, w_high, lower, upper):
 
 
 @triton.jit
-def is_gentle(pivot, steep, m, norm_s, norm_u):
+def is_gentle(pivot, steep, m, norm_s, norm_u, log_gentle):
     """Whether the backward of a row can use plain exponentials: no ratio of the row's numbers leaves their range."""
-    return (steep < LOG_GENTLE) & (norm_u - pivot < 60) & (norm_s - m < 60)
+    return (steep < log_gentle) & (norm_u - pivot < 60) & (norm_s - m < 60)
