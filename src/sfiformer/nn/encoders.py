@@ -52,10 +52,10 @@ class EmbeddingSum(nn.Module):
         sizes = torch.tensor(vocabulary)
         self.register_buffer("sizes", sizes, persistent=False)
         self.register_buffer("offsets", sizes.cumsum(0) - sizes, persistent=False)
-        column_of = torch.arange(len(vocabulary)).repeat_interleave(sizes)
-        self.register_buffer("column_of", column_of, persistent=False)
-        value_of = torch.arange(len(column_of)) - self.offsets[column_of]
-        self.register_buffer("value_of", value_of, persistent=False)
+        rows = [(column, value) for column, size in enumerate(vocabulary) for value in range(size)]
+        column_of, value_of = torch.tensor(rows).unbind(1)
+        self.register_buffer("column_of", column_of.contiguous(), persistent=False)
+        self.register_buffer("value_of", value_of.contiguous(), persistent=False)
         self.tables = nn.EmbeddingBag(sum(vocabulary), dim, mode="sum")
         self.reset_parameters()
 
