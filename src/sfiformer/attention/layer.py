@@ -14,6 +14,7 @@ from sfiformer import ranks
 from sfiformer.attention.adjacency import Adjacency
 from sfiformer.attention.dense import dfi_attention
 from sfiformer.attention.functional import sfi_attention
+from sfiformer.attention.inputs import graph_sizes
 from sfiformer.attention.widths import by_parts, wide, widened
 from sfiformer.flow.problem import Scaling, Solver
 
@@ -147,6 +148,7 @@ class SFiAttention(nn.Module):
         *,
         max_nodes: int | None = None,
         adjacency: Adjacency | None = None,
+        sizes: Tensor | None = None,
     ) -> Tensor:
         """[nodes, dim] → [nodes, dim].
 
@@ -156,6 +158,7 @@ class SFiAttention(nn.Module):
             ptr: where each graph starts, [graphs + 1].
             max_nodes: size of the largest graph, if known.
             adjacency: Ã, if already made from ``edge_index``: a stack of layers needs it only once.
+            sizes: what `graph_sizes` makes of ``ptr``, likewise.
         """
         width = wide(self.dim, x)
         weight = self.out.weight.view(self.dim, self.heads, self.head_width)
@@ -166,12 +169,12 @@ class SFiAttention(nn.Module):
             out = self._along_edges(F.linear(values, weight), edge_index, adjacency) + bias
         else:
             scores, values = self._scores_and_values(x)
-            flowed = self._flow(x, scores, values, ptr, max_nodes).flatten(1)
+            flowed = self._flow(x, scores, values, ptr, max_nodes, sizes).flatten(1)
             if self.adjacency:
                 near = self._along_edges(F.linear(values.flatten(1), weight), edge_index, adjacency)
                 far = F.linear(flowed, weight)
-                gamma = self.gamma
-                out = torch.lerp(near, far, (gamma / (1 + gamma)).to(near.dtype)) + bias
+                share = (1 + self.gamma).reciprocal().to(near.dtype)
+                out = torch.lerp(far, near, share) + bias
             else:
                 out = F.linear(flowed, weight, bias)
         out = out[:, : self.dim]
@@ -193,7 +196,15 @@ class SFiAttention(nn.Module):
         )
         return out[1]  # type: ignore[return-value]
 
-    def _flow(self, x: Tensor, scores: Scores, values: Tensor, ptr: Tensor, max_nodes: int | None) -> Tensor:
+    def _flow(
+        self,
+        x: Tensor,
+        scores: Scores,
+        values: Tensor,
+        ptr: Tensor,
+        max_nodes: int | None,
+        sizes: Tensor | None,
+    ) -> Tensor:
         q, k, q_friction, k_friction = scores
         options: dict[str, Any] = {
             "scale": self.scale * self._share(q),
@@ -202,9 +213,8 @@ class SFiAttention(nn.Module):
         }
         if self.mode == "dfi":
             return dfi_attention(q, k, values, ptr, **options)
-        out = sfi_attention(
-            q, k, values, q_friction, k_friction, ptr, **options, **self.strengths(ptr, x)._asdict()
-        )
+        options |= self.strengths(ptr, x, sizes)._asdict()
+        out = sfi_attention(q, k, values, q_friction, k_friction, ptr, **options)
         assert isinstance(out, Tensor)
         return out
 
@@ -258,17 +268,18 @@ class SFiAttention(nn.Module):
         """The share of a head's columns that are not padding, where it is normalised (else 1)."""
         return self.head_width / x.shape[-1] if self.qk_norm else 1.0
 
-    def strengths(self, ptr: Tensor, x: Tensor) -> Strengths:
+    def strengths(self, ptr: Tensor, x: Tensor, sizes: Tensor | None = None) -> Strengths:
         """λ, α, scaling and solver of a batch; without friction λ = 0 and α = ∞."""
         if self.mode == "dfi":
             return Strengths(0.0, math.inf, "absolute", "exact")
         strength = self.lam * self.lam_factor
         if self.lam_scaling == "potential":
             return Strengths(strength, math.inf, "potential", self.solver)
-        sizes = ptr.diff()
         if self.lam_scaling == "largest":
-            sizes = self._largest(sizes)
-        return Strengths(strength / sizes.clamp(min=1).to(x.dtype), self.alpha, "absolute", self.solver)
+            sizes = self._largest(ptr.diff()).clamp(min=1).to(x.dtype)
+        elif sizes is None:
+            sizes = graph_sizes(ptr, x.dtype)
+        return Strengths(strength / sizes, self.alpha, "absolute", self.solver)
 
     def _largest(self, sizes: Tensor) -> Tensor:
         """N* for every graph: of the batch in training; in evaluation the largest of training, if there was any."""

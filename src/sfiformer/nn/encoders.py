@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sfiformer.attention import Adjacency, EdgeOrder
+from sfiformer.attention.inputs import graph_sizes
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.partition import Partition, Structure
 
@@ -191,7 +192,8 @@ class FeatureEncoder(nn.Module):
         if self.needs_adjacency:
             adjacency = Adjacency.of(edge_index, batch.num_nodes, x.dtype, order=order)
         real_edges = getattr(batch, "real_edges", None)
-        return x, e, Structure(edge_index, graphs, adjacency, distance, order, real_edges)
+        sizes = graph_sizes(graphs.ptr, x.dtype)
+        return x, e, Structure(edge_index, graphs, adjacency, distance, order, real_edges, sizes)
 
     def _features(self, encoder: nn.Module, batch: Any, field: str, count: int) -> Tensor:
         if isinstance(encoder, ConstantEncoder):

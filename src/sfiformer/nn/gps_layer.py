@@ -83,14 +83,14 @@ class GPSLayer(nn.Module):
 
     def forward(self, x: Tensor, e: Tensor | None, structure: Structure) -> tuple[Tensor, Tensor | None]:
         """x [N, d], e [E, d] → new x, new e."""
-        edge_index, graphs, adjacency, distance, order, real_edges = structure
+        edge_index, graphs, adjacency, distance, order, real_edges, sizes = structure
         h = None
         if self.local is not None and self.local_norm is not None:
             local, e = self.local(x, e, edge_index, distance, order, graphs.real_nodes, real_edges)
             h = self.local_norm(local, graphs)
         if self.attention is not None and self.attention_norm is not None:
             update = self.attention(
-                x, edge_index, graphs.ptr, max_nodes=graphs.max_nodes, adjacency=adjacency
+                x, edge_index, graphs.ptr, max_nodes=graphs.max_nodes, adjacency=adjacency, sizes=sizes
             )
             h = add_and_norm(self.attention_norm, x, update, graphs, dropout=self.dropout, residual=h)
         h = x if h is None else h
