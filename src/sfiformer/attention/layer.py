@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfiformer import ranks
+from sfiformer.attention import kernels
 from sfiformer.attention.adjacency import Adjacency
 from sfiformer.attention.dense import dfi_attention
 from sfiformer.attention.functional import sfi_attention
@@ -163,22 +164,33 @@ class SFiAttention(nn.Module):
         width = wide(self.dim, x)
         weight = self.out.weight.view(self.dim, self.heads, self.head_width)
         weight = widened(weight, width, self.heads, wide(self.head_width, x)).flatten(1)
-        bias = widened(self.out.bias, width)
         if not self.attention:
             values = by_parts(x, [self.value], self.heads).flatten(1)
-            out = self._along_edges(F.linear(values, weight), edge_index, adjacency) + bias
+            out = self._along_edges(F.linear(values, weight), edge_index, adjacency)
+            out = out + widened(self.out.bias, width)
         else:
             scores, values = self._scores_and_values(x)
             flowed = self._flow(x, scores, values, ptr, max_nodes, sizes).flatten(1)
             if self.adjacency:
                 near = self._along_edges(F.linear(values.flatten(1), weight), edge_index, adjacency)
                 far = F.linear(flowed, weight)
+                if self.norm is not None and self._ends_in_kernel(near):
+                    from sfiformer.attention.kernels.mixing import mixed_norm
+
+                    vectors = (self.out.bias, self.norm.weight, self.norm.bias)
+                    return mixed_norm(near, far, self.raw_gamma, *vectors, self.norm.eps)
                 share = (1 + self.gamma).reciprocal().to(near.dtype)
-                out = torch.lerp(far, near, share) + bias
+                out = torch.lerp(far, near, share) + widened(self.out.bias, width)
             else:
-                out = F.linear(flowed, weight, bias)
+                out = F.linear(flowed, weight, widened(self.out.bias, width))
         out = out[:, : self.dim]
         return out if self.norm is None else self.norm(out)
+
+    def _ends_in_kernel(self, near: Tensor) -> bool:
+        """What follows the products is one kernel for parameters in float32, and for rows that stay on chip."""
+        return (
+            kernels.usable(near) and self.raw_gamma.dtype == torch.float32 and near.size(1) <= kernels.MAX_DIM
+        )
 
     def flows(self, x: Tensor, ptr: Tensor) -> list[Tensor]:
         """The flows Z of every graph, a list of [heads, n, n]: row i says where node i draws its unit from."""
