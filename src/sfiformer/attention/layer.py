@@ -249,8 +249,13 @@ class SFiAttention(nn.Module):
         learned = self.mode == "sfi" and self.friction == "learned"
         pairs = [self.query, self.key, *([self.friction_query, self.friction_key] if learned else [])]
         packed = by_parts(x, [*pairs, self.value], self.heads)  # [nodes, 3 or 5, heads, width]
-        scores, values = packed.split([len(pairs), 1], dim=1)
-        parts, values = self._normalised(scores).unbind(1), values.squeeze(1)
+        if self._parts_in_kernel(packed):
+            from sfiformer.attention.kernels.parts import normalised_parts
+
+            *parts, values = normalised_parts(packed, self._eps(packed))
+        else:
+            scores, values = packed.split([len(pairs), 1], dim=1)
+            *parts, values = *self._normalised(scores).unbind(1), values.squeeze(1)
         if learned:
             return Scores(*parts), values
         q, k = parts
@@ -270,11 +275,16 @@ class SFiAttention(nn.Module):
         """
         if not self.qk_norm:
             return x
-        # Half precision's own ε would be no small number beside a mean square.
-        eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
         # Autocast (of PyTorch 2.12) would write it all in float32 and back; the operator works in float32 on chip anyway.
         with torch.autocast(x.device.type, enabled=False):
-            return F.rms_norm(x, x.shape[-1:], eps=self._share(x) * eps)
+            return F.rms_norm(x, x.shape[-1:], eps=self._eps(x))
+
+    def _parts_in_kernel(self, packed: Tensor) -> bool:
+        return self.qk_norm and kernels.usable(packed) and packed.shape[-1] <= kernels.MAX_WIDTH
+
+    def _eps(self, x: Tensor) -> float:
+        # Half precision's own would be no small number beside a mean square.
+        return self._share(x) * torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
 
     def _share(self, x: Tensor) -> float:
         """The share of a head's columns that are not padding, where it is normalised (else 1)."""

@@ -25,40 +25,41 @@ def near_share(raw_gamma):
 
 
 @triton.jit
-def normalised(near, far, bias, share, at, mask, inside, dim, eps):
+def normalised(near, far, bias, share, at, mask, inside, eps, DIM: tl.constexpr):
     """x̂ [ROWS, COLS], its 1/deviation [ROWS], and what the share multiplies."""
     far = tl.load(far + at, mask=mask, other=0.0).to(tl.float32)
     apart = tl.load(near + at, mask=mask, other=0.0).to(tl.float32) - far
     y = far + share * apart + bias[None, :]
-    mean = tl.sum(tl.where(inside[None, :], y, 0.0), 1) / dim
+    mean = tl.sum(tl.where(inside[None, :], y, 0.0), 1) / DIM
     y = tl.where(inside[None, :], y - mean[:, None], 0.0)
-    scale = 1 / tl.sqrt(tl.sum(y * y, 1) / dim + eps)
+    scale = 1 / tl.sqrt(tl.sum(y * y, 1) / DIM + eps)
     return y * scale[:, None], scale, apart
 
 
 @triton.jit(do_not_specialize=["size"])
 def forward_kernel(
-    near, far, raw_gamma, bias, gain, shift, out, size, dim, wide, eps, ROWS: tl.constexpr, COLS: tl.constexpr
-):
+    near, far, raw_gamma, bias, gain, shift, out, size, eps,
+    DIM: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLS)
-    inside = columns < dim
+    inside = columns < DIM
     mask = (rows < size)[:, None] & inside[None, :]
     own = tl.load(bias + columns, mask=inside, other=0.0)
     by, to = tl.load(gain + columns, mask=inside, other=0.0), tl.load(shift + columns, mask=inside, other=0.0)
-    at = rows[:, None].to(tl.int64) * wide + columns[None, :]
-    x, _, _ = normalised(near, far, own, near_share(raw_gamma), at, mask, inside, dim, eps)
-    at = rows[:, None].to(tl.int64) * dim + columns[None, :]
+    at = rows[:, None].to(tl.int64) * WIDE + columns[None, :]
+    x, _, _ = normalised(near, far, own, near_share(raw_gamma), at, mask, inside, eps, DIM)
+    at = rows[:, None].to(tl.int64) * DIM + columns[None, :]
     tl.store(out + at, x * by[None, :] + to[None, :], mask=mask)
 
 
 @triton.jit(do_not_specialize=["size"])
 def backward_kernel(
-    grad, near, far, raw_gamma, bias, gain, of_near, of_far, sums, of_share, size, dim, wide, stride, eps,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    grad, near, far, raw_gamma, bias, gain, of_near, of_far, sums, of_share, size, stride, eps,
+    DIM: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """∂L/∂near and ∂L/∂far; over one piece of the rows Σ g x̂, Σ g, Σ ∂L/∂y, [3, PARTS, dim], and ∂L/∂t, [PARTS]."""
     part, parts, columns = tl.program_id(0), tl.num_programs(0), tl.arange(0, COLS)
-    inside = columns < dim
+    inside = columns < DIM
     share = near_share(raw_gamma)
     own = tl.load(bias + columns, mask=inside, other=0.0)
     by = tl.load(gain + columns, mask=inside, other=0.0)
@@ -72,24 +73,24 @@ def backward_kernel(
         rows = start + tl.arange(0, ROWS)
         real = (rows < size)[:, None]
         mask = real & inside[None, :]
-        at = rows[:, None].to(tl.int64) * wide + columns[None, :]
+        at = rows[:, None].to(tl.int64) * WIDE + columns[None, :]
         of_x = tl.load(grad + rows[:, None].to(tl.int64) * stride + columns[None, :], mask=mask, other=0.0)
         of_x = of_x.to(tl.float32)
-        x, scale, apart = normalised(near, far, own, share, at, mask, inside, dim, eps)
+        x, scale, apart = normalised(near, far, own, share, at, mask, inside, eps, DIM)
         by_x += tl.sum(of_x * x, 0)
         plain += tl.sum(of_x, 0)
         of_x *= by[None, :]
-        of_y = of_x - (tl.sum(of_x, 1) / dim)[:, None] - x * (tl.sum(of_x * x, 1) / dim)[:, None]
+        of_y = of_x - (tl.sum(of_x, 1) / DIM)[:, None] - x * (tl.sum(of_x * x, 1) / DIM)[:, None]
         of_y = tl.where(mask, of_y * scale[:, None], 0.0)
         of_own += tl.sum(of_y, 0)
         mixed += tl.sum(of_y * apart, 0)
-        whole = real & (columns < wide)[None, :]  # columns of padding get 0
+        whole = real & (columns < WIDE)[None, :]  # columns of padding get 0
         tl.store(of_near + at, (of_y * share).to(of_near.dtype.element_ty), mask=whole)
         tl.store(of_far + at, (of_y * (1 - share)).to(of_far.dtype.element_ty), mask=whole)
-    at = sums + part * dim + columns
+    at = sums + part * DIM + columns
     tl.store(at, by_x, mask=inside)
-    tl.store(at + parts * dim, plain, mask=inside)
-    tl.store(at + 2 * parts * dim, of_own, mask=inside)
+    tl.store(at + parts * DIM, plain, mask=inside)
+    tl.store(at + 2 * parts * DIM, of_own, mask=inside)
     tl.store(of_share + part, tl.sum(mixed, 0))
 
 
@@ -112,7 +113,8 @@ def _tiles(near: Tensor, dim: int) -> tuple[int, dict[str, int]]:
     """The number of tiles, and their compile-time settings. A row's padding is part of its tile."""
     cols = triton.next_power_of_2(max(near.size(1), dim))
     rows = max(1, TILE // cols)
-    return -(-near.size(0) // rows), {"ROWS": rows, "COLS": cols, "num_warps": WARPS}
+    sizes = {"DIM": dim, "WIDE": near.size(1)}  # known when compiled, so that loads are as wide as can be
+    return -(-near.size(0) // rows), {**sizes, "ROWS": rows, "COLS": cols, "num_warps": WARPS}
 
 
 @torch.library.custom_op("sfiformer::mixed_norm", mutates_args=())
@@ -126,8 +128,7 @@ def mixed_norm(
     out = bias.new_empty(near.size(0), bias.size(0))
     tiles, options = _tiles(near, bias.size(0))
     if tiles:
-        sizes = (*out.shape, near.size(1), eps)
-        forward_kernel[(tiles,)](near, far, raw_gamma, bias, gain, shift, out, *sizes, **options)
+        forward_kernel[(tiles,)](near, far, raw_gamma, bias, gain, shift, out, near.size(0), eps, **options)
     return out
 
 
@@ -143,7 +144,7 @@ def mixed_norm_backward(
     sums, of_share = bias.new_empty(3 * parts * dim), bias.new_empty(parts)
     backward_kernel[(parts,)](
         grad, near, far, raw_gamma, bias, gain, of_near, of_far, sums, of_share,
-        near.size(0), dim, near.size(1), grad.stride(0), eps, **options,
+        near.size(0), grad.stride(0), eps, **options,
     )  # fmt: skip
     sums_kernel[(3, -(-dim // 32))](
         sums, of_share, raw_gamma, of_vectors, of_gamma, parts, dim, PARTS=PARTS, COLS=32, num_warps=WARPS
