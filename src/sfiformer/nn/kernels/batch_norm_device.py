@@ -9,6 +9,9 @@ together in one order: padding and repetition change no bit of them. No atomics.
 import triton
 import triton.language as tl
 
+# Sums along the first place of a tile stay within a thread only where loads are of single entries: of rows whose alignment the
+# compiler does not know.
+UNKNOWN = ["size", "width", "x_stride", "update_stride", "grad_stride"]
 ROUNDS = tl.constexpr(7)  # of Philox: the fewest that pass the statistical batteries (Salmon et al., 2011)
 
 
@@ -97,7 +100,7 @@ def slope(z, ACTIVATION: tl.constexpr):
     return out
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(do_not_specialize=UNKNOWN)
 def moments_kernel(
     x, update, added, rows, seed, pivots, means, squares, below, factor, size, width, x_stride, update_stride,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
@@ -215,7 +218,7 @@ def gradient_of_z(x, grad_out, mask, mean, scale, gain, shift, ACTIVATION: tl.co
     return normed, grad * slope(normed * gain[None, None, :] + shift[None, None, :], ACTIVATION)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(do_not_specialize=UNKNOWN)
 def sums_kernel(
     x, grad_out, weight, bias, mean_in, scale_in, rows, seed, of_bias, of_weight,
     below, factor, size, width, x_stride, grad_stride,
