@@ -137,9 +137,11 @@ class LapPE(nn.Module):
     def forward(self, vectors: Tensor, values: Tensor, graphs: Partition) -> Tensor:
         """vectors [N, k], values [G, k] → [N, dim]."""
         if self.training and self.sign_flip:
-            signs = torch.randint_like(values, 2) * 2 - 1  # [G, k], ±1
-            vectors = vectors * graphs.spread(signs)
-        pairs = torch.stack([vectors, graphs.spread(values)], dim=-1)  # [N, k, 2]
+            signs = torch.rsub(torch.randint_like(values, 2), 1, alpha=2)  # [G, k], ±1
+        else:
+            signs = torch.ones_like(values)
+        pairs = graphs.spread(torch.stack([signs, values], dim=-1))  # [N, k, 2]
+        pairs[..., 0].mul_(vectors)
         absent = pairs.isnan().any(-1, keepdim=True)  # [N, k, 1]
         pairs = pairs.masked_fill(absent, 0.0).to(next(self.phi.parameters()).dtype)
         return self.phi(pairs).masked_fill(absent, 0.0).sum(1)
