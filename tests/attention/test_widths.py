@@ -43,6 +43,19 @@ def test_widened():
     assert widened(x, 3, 5) is x
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_widened_for_a_product_is_what_autocast_would_make_of_it(dtype):
+    x = torch.randn(3, 5, dtype=dtype, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = widened(x, 8, product=True)
+        assert y.dtype == (torch.bfloat16 if dtype == torch.float32 else dtype)
+        assert widened(x, 8).dtype == dtype
+    assert torch.equal(y[:, :5], x.to(y.dtype))
+    grad = torch.randn(3, 8).to(y.dtype)
+    (of_x,) = torch.autograd.grad(y, x, grad)
+    assert torch.equal(of_x, grad[:, :5].to(dtype))
+
+
 @pytest.mark.parametrize("activation", [torch.nn.ReLU(), torch.nn.GELU()])
 def test_feed_forward(activation, request):
     layers = (torch.nn.Linear(5, 11), activation, torch.nn.Dropout(0.0), torch.nn.Linear(11, 5))

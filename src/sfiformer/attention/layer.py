@@ -163,7 +163,7 @@ class SFiAttention(nn.Module):
         """
         width = wide(self.dim, x)
         weight = self.out.weight.view(self.dim, self.heads, self.head_width)
-        weight = widened(weight, width, self.heads, wide(self.head_width, x)).flatten(1)
+        weight = widened(weight, width, self.heads, wide(self.head_width, x), product=True).flatten(1)
         if not self.attention:
             values = by_parts(x, [self.value], self.heads).flatten(1)
             out = self._along_edges(F.linear(values, weight), edge_index, adjacency)
