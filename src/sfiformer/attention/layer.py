@@ -179,8 +179,9 @@ class SFiAttention(nn.Module):
 
                     vectors = (self.out.bias, self.norm.weight, self.norm.bias)
                     return mixed_norm(near, far, self.raw_gamma, *vectors, self.norm.eps)
-                share = (1 + self.gamma).reciprocal().to(near.dtype)
-                out = torch.lerp(far, near, share) + widened(self.out.bias, width)
+                gamma = self.gamma
+                share = (gamma / (1 + gamma)).to(near.dtype)
+                out = torch.lerp(near, far, share) + widened(self.out.bias, width)
             else:
                 out = F.linear(flowed, weight, widened(self.out.bias, width))
         out = out[:, : self.dim]

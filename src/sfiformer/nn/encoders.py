@@ -137,7 +137,7 @@ class LapPE(nn.Module):
     def forward(self, vectors: Tensor, values: Tensor, graphs: Partition) -> Tensor:
         """vectors [N, k], values [G, k] → [N, dim]."""
         if self.training and self.sign_flip:
-            signs = torch.rsub(torch.randint_like(values, 2), 1, alpha=2)  # [G, k], ±1
+            signs = torch.rsub(torch.randint_like(values, 2), -1, alpha=-2)  # [G, k], ±1
         else:
             signs = torch.ones_like(values)
         pairs = graphs.spread(torch.stack([signs, values], dim=-1))  # [N, k, 2]
