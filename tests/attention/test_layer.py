@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from oracles import dense_adjacency
 from sfiformer import SFiAttention
 from sfiformer.attention import Adjacency
+from sfiformer.attention.inputs import graph_sizes
 from sfiformer.flow import flows_from_scores
 
 SIZES = (5, 0, 1, 8)
@@ -117,6 +118,14 @@ def test_gamma_and_lam_factor_take_part(batch):
     gamma, factor = (float(F.softplus(torch.tensor(x, dtype=torch.float64))) for x in (2.0, -0.5))
     flows = _flows_by_hand(layer, x, [0.5 * factor / max(n, 1) for n in SIZES])
     torch.testing.assert_close(layer(x, edge_index, ptr), _layer_by_hand(layer, x, edge_index, flows, gamma))
+
+
+def test_sizes_may_be_known(batch):
+    """A stack of layers makes them once; an empty graph counts as one node, and half precision does not round them."""
+    layer, sizes = _layer(), graph_sizes(PTR, torch.float64)
+    assert sizes.tolist() == [5, 1, 1, 8]
+    assert torch.equal(layer(*batch, sizes=sizes), layer(*batch))
+    assert graph_sizes(torch.tensor([0, 457]), torch.bfloat16).tolist() == [457]
 
 
 def test_every_parameter_learns(batch):

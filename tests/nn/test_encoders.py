@@ -34,6 +34,31 @@ def test_embedding_sum_refuses_what_is_outside_its_tables():
         encoder(torch.zeros(2, 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_embedding_sum_as_a_product_is_the_lookup(dtype, monkeypatch):
+    torch.manual_seed(0)
+    encoder = EmbeddingSum((119, 5, 1, 12), 6, "x")
+    features = torch.stack([torch.randint(size, (40,)) for size in encoder.vocabulary], dim=1).to(dtype)
+    weight = encoder.tables.weight
+    results = []
+    for product in (False, True):
+        monkeypatch.setattr(encoder, "_multiplies", lambda _, product=product: product)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = encoder(features)
+        results.append([out, *torch.autograd.grad(out.square().sum(), weight)])
+        assert encoder(features[:0]).shape == (0, 6)
+    for lookup, product in zip(*results, strict=True):
+        torch.testing.assert_close(product, lookup)
+
+
+@pytest.mark.parametrize("value", [-1, 6, 255, 2**24 + 1])
+def test_embedding_sum_as_a_product_refuses_what_is_outside_its_tables(value, monkeypatch):
+    encoder = EmbeddingSum(BOND_VOCABULARY, 4, "edge_attr")
+    monkeypatch.setattr(encoder, "_multiplies", lambda _: True)
+    with pytest.raises(RuntimeError):  # asserted on the device: that of a GPU would not be waited for
+        encoder(torch.tensor([[0, 0, 0], [0, value, 0]]))
+
+
 def test_linear_takes_small_integers_and_single_columns():
     encoder = LinearEncoder(1, 4, "x")
     column = torch.tensor([[3], [5]], dtype=torch.uint8)

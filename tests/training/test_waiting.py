@@ -41,6 +41,7 @@ def _as_on_a_gpu(monkeypatch):
     for place in ("attention.kernels", "attention.heads", "attention.widths", "nn.gated_sum", "nn.norms"):
         monkeypatch.setattr(f"sfiformer.{place}.usable", lambda x: True)
     monkeypatch.setattr("sfiformer.attention.widths.wide", lambda width, like: -(-width // 8) * 8)
+    monkeypatch.setattr("sfiformer.attention.dropout._LARGE", 1 << 62)  # a CPU draws on the host
     monkeypatch.setattr("sfiformer.attention.functional.packed_attention", None)  # plain attention waits
     monkeypatch.setattr("sfiformer.flow.checks.wanted", lambda check, tensor: False)
     monkeypatch.setattr(EmbeddingSum, "_check", lambda encoder, features: None)

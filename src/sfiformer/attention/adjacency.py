@@ -33,16 +33,16 @@ class Adjacency(NamedTuple):
         """
         if order is None:
             order = EdgeOrder.of(edge_index, nodes)
-        # By source, and of one source by target: parallel edges are neighbours.
-        sources, targets = (ends.index_select(0, order.by_source) for ends in (order.source, order.target))
-        first = sources != targets
-        first[1:] &= (sources[1:] != sources[:-1]) | (targets[1:] != targets[:-1])
         # bfloat16 would stop counting at 256.
         dtype = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
-        counts = torch.zeros_like(sources, dtype=dtype).index_copy(0, order.by_source, first.to(dtype))
-        degree = counts.new_ones(nodes).index_add(
-            0, order.target, counts
-        )  # whole numbers: exact in any order
+        # By source, and of one source by target: parallel edges are neighbours.
+        pairs = torch.add(order.target, order.source, alpha=nodes).index_select(0, order.by_source)
+        others = order.by_source[1:]
+        counts = torch.ones_like(order.source, dtype=dtype)
+        counts.index_copy_(0, others, (pairs[1:] != pairs[:-1]).to(dtype))
+        counts *= order.source != order.target
+        # Whole numbers: exact in any order.
+        degree = counts.new_ones(nodes).index_add_(0, order.target, counts)
         root = degree.rsqrt()
         weight = counts * root.index_select(0, order.source) * root.index_select(0, order.target)
         return cls(order, weight, 1 / degree)

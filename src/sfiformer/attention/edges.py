@@ -35,21 +35,22 @@ class EdgeOrder(NamedTuple):
             by_target: whether the edges are known to ascend by target.
         """
         source, target = edge_index.contiguous()
-        bounds = torch.arange(nodes + 1, device=edge_index.device)
         narrow = torch.int32 if nodes < 2**31 else torch.int64  # a radix sort passes over the key's bytes
-        order, ends, starts = None, target, source
+        bounds = torch.arange(nodes + 1, device=edge_index.device, dtype=narrow)
+        starts, ends = edge_index.to(narrow, memory_format=torch.contiguous_format)
+        order = None
         if not by_target:
-            order = target.to(narrow).sort(stable=True).indices
-            ends, starts = target.index_select(0, order), source.index_select(0, order)
+            ends, order = ends.sort(stable=True)
+            starts = starts.index_select(0, order)
         # Stable over the order by target: the edges out of one node go by target.
-        starts, by_source = starts.to(narrow).sort(stable=True)
+        starts, by_source = starts.sort(stable=True)
         return cls(
             source,
             target,
             order,
             torch.searchsorted(ends, bounds),
             by_source if order is None else order.index_select(0, by_source),
-            torch.searchsorted(starts, bounds.to(narrow)),
+            torch.searchsorted(starts, bounds),
         )
 
     def at_source(self, x: Tensor) -> Tensor:

@@ -53,3 +53,8 @@ def require_values(v: Tensor, ptr: Tensor, lam: Tensor, max_nodes: int | None) -
     require_ptr(ptr, len(v), max_nodes)
     require_finite(v=v)
     checks.require_lam(lam, check=True)
+
+
+def graph_sizes(ptr: Tensor, dtype: torch.dtype) -> Tensor:
+    """n of each graph, [graphs], but 1 for one without nodes; in ``dtype``, or float32 where that is narrower."""
+    return ptr.diff().clamp(min=1).to(torch.promote_types(dtype, torch.float32))

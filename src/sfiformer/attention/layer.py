@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfiformer import ranks
+from sfiformer.attention import kernels
 from sfiformer.attention.adjacency import Adjacency
 from sfiformer.attention.dense import dfi_attention
 from sfiformer.attention.functional import sfi_attention
 from sfiformer.attention.heads import split_heads
+from sfiformer.attention.inputs import graph_sizes
 from sfiformer.attention.widths import by_parts, joined, resized, widened
 from sfiformer.flow.problem import Scaling, Solver
 
@@ -148,6 +150,7 @@ class SFiAttention(nn.Module):
         *,
         max_nodes: int | None = None,
         adjacency: Adjacency | None = None,
+        sizes: Tensor | None = None,
     ) -> Tensor:
         """[nodes, dim] → [nodes, dim].
 
@@ -157,6 +160,7 @@ class SFiAttention(nn.Module):
             ptr: where each graph starts, [graphs + 1].
             max_nodes: size of the largest graph, if known.
             adjacency: Ã, if already made from ``edge_index``: a stack of layers needs it only once.
+            sizes: what `graph_sizes` makes of ``ptr``, likewise.
         """
         weight, bias = joined([self.out], x, in_parts=self.heads)
         if not self.attention:
@@ -164,16 +168,27 @@ class SFiAttention(nn.Module):
             out = self._along_edges(F.linear(values, weight), edge_index, adjacency) + bias
         else:
             scores, values = self._scores_and_values(x)
-            flowed = self._flow(x, scores, values, ptr, max_nodes).flatten(1)
+            flowed = self._flow(x, scores, values, ptr, max_nodes, sizes).flatten(1)
             if self.adjacency:
                 near = self._along_edges(F.linear(values.flatten(1), weight), edge_index, adjacency)
                 far = F.linear(flowed, weight)
+                if self.norm is not None and self._ends_in_kernel(near):
+                    from sfiformer.attention.kernels.mixing import mixed_norm
+
+                    vectors = (self.out.bias, self.norm.weight, self.norm.bias)
+                    return mixed_norm(near, far, self.raw_gamma, *vectors, self.norm.eps)
                 gamma = self.gamma
                 out = torch.lerp(near, far, (gamma / (1 + gamma)).to(near.dtype)) + bias
             else:
                 out = F.linear(flowed, weight, bias)
         out = resized(out, self.dim)
         return out if self.norm is None else self.norm(out)
+
+    def _ends_in_kernel(self, near: Tensor) -> bool:
+        """What follows the products is one kernel for parameters in float32, and for rows that stay on chip."""
+        return (
+            kernels.usable(near) and self.raw_gamma.dtype == torch.float32 and near.size(1) <= kernels.MAX_DIM
+        )
 
     def flows(self, x: Tensor, ptr: Tensor) -> list[Tensor]:
         """The flows Z of every graph, a list of [heads, n, n]: row i says where node i draws its unit from."""
@@ -191,7 +206,15 @@ class SFiAttention(nn.Module):
         )
         return out[1]  # type: ignore[return-value]
 
-    def _flow(self, x: Tensor, scores: Scores, values: Tensor, ptr: Tensor, max_nodes: int | None) -> Tensor:
+    def _flow(
+        self,
+        x: Tensor,
+        scores: Scores,
+        values: Tensor,
+        ptr: Tensor,
+        max_nodes: int | None,
+        sizes: Tensor | None,
+    ) -> Tensor:
         q, k, q_friction, k_friction = scores
         options: dict[str, Any] = {
             "scale": self.scale * self._share(q),
@@ -200,9 +223,8 @@ class SFiAttention(nn.Module):
         }
         if self.mode == "dfi":
             return dfi_attention(q, k, values, ptr, **options)
-        out = sfi_attention(
-            q, k, values, q_friction, k_friction, ptr, **options, **self.strengths(ptr, x)._asdict()
-        )
+        options |= self.strengths(ptr, x, sizes)._asdict()
+        out = sfi_attention(q, k, values, q_friction, k_friction, ptr, **options)
         assert isinstance(out, Tensor)
         return out
 
@@ -250,17 +272,18 @@ class SFiAttention(nn.Module):
         """The share of a head's columns that are not padding, where it is normalised (else 1)."""
         return self.head_width / x.shape[-1] if self.qk_norm else 1.0
 
-    def strengths(self, ptr: Tensor, x: Tensor) -> Strengths:
+    def strengths(self, ptr: Tensor, x: Tensor, sizes: Tensor | None = None) -> Strengths:
         """λ, α, scaling and solver of a batch; without friction λ = 0 and α = ∞."""
         if self.mode == "dfi":
             return Strengths(0.0, math.inf, "absolute", "exact")
         strength = self.lam * self.lam_factor
         if self.lam_scaling == "potential":
             return Strengths(strength, math.inf, "potential", self.solver)
-        sizes = ptr.diff()
         if self.lam_scaling == "largest":
-            sizes = self._largest(sizes)
-        return Strengths(strength / sizes.clamp(min=1).to(x.dtype), self.alpha, "absolute", self.solver)
+            sizes = self._largest(ptr.diff()).clamp(min=1).to(x.dtype)
+        elif sizes is None:
+            sizes = graph_sizes(ptr, x.dtype)
+        return Strengths(strength / sizes, self.alpha, "absolute", self.solver)
 
     def _largest(self, sizes: Tensor) -> Tensor:
         """N* for every graph: of the batch in training; in evaluation the largest of training, if there was any."""

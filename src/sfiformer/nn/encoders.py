@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sfiformer.attention import Adjacency, EdgeOrder
+from sfiformer.attention.inputs import graph_sizes
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.partition import Partition, Structure
 
@@ -13,6 +14,8 @@ from sfiformer.nn.partition import Partition, Structure
 # hybridisation, aromatic, in a ring. Bonds: type, stereo, conjugated.
 ATOM_VOCABULARY = (119, 5, 12, 12, 10, 6, 6, 2, 2)
 BOND_VOCABULARY = (5, 6, 2)
+
+PRODUCT_ROWS = 1024  # of tables that a GPU multiplies with: beyond, most of the product would be zeros
 
 
 class LinearEncoder(nn.Linear):
@@ -35,11 +38,14 @@ class LinearEncoder(nn.Linear):
 class EmbeddingSum(nn.Module):
     """Σ_c table_c[features_c] over the columns c of categorical features: [K, columns] integer → [K, dim].
 
-    The tables lie one below the other in one, so that all columns are one lookup.
+    The tables lie one below the other in one, so that all columns are one lookup. On a GPU the lookup is a matrix product:
+    the gradient of a lookup sums all K rows into a few rows of the table one after the other.
     """
 
     sizes: Tensor  # [columns]
     offsets: Tensor  # [columns], first row of each column's table
+    column_of: Tensor  # [rows] of the tables: its column
+    value_of: Tensor  # [rows], and the value it stands for
 
     def __init__(self, vocabulary: tuple[int, ...], dim: int, field: str) -> None:
         super().__init__()
@@ -47,6 +53,10 @@ class EmbeddingSum(nn.Module):
         sizes = torch.tensor(vocabulary)
         self.register_buffer("sizes", sizes, persistent=False)
         self.register_buffer("offsets", sizes.cumsum(0) - sizes, persistent=False)
+        rows = [(column, value) for column, size in enumerate(vocabulary) for value in range(size)]
+        column_of, value_of = torch.tensor(rows).unbind(1)
+        self.register_buffer("column_of", column_of.contiguous(), persistent=False)
+        self.register_buffer("value_of", value_of.contiguous(), persistent=False)
         self.tables = nn.EmbeddingBag(sum(vocabulary), dim, mode="sum")
         self.reset_parameters()
 
@@ -60,9 +70,23 @@ class EmbeddingSum(nn.Module):
                 f"{self.field} has shape {list(features.shape)} and dtype {features.dtype}; the model takes "
                 f"{len(self.vocabulary)} columns of integers"
             )
+        if self._multiplies(features):
+            return self._product(features)
         features = features.long()
         self._check(features)
         return self.tables(features + self.offsets)
+
+    def _multiplies(self, features: Tensor) -> bool:
+        return features.is_cuda and len(self.column_of) <= PRODUCT_ROWS
+
+    def _product(self, features: Tensor) -> Tensor:
+        """hot @ tables, with hot [K, rows] 1 where the row stands for its column's value and 0 elsewhere."""
+        weight = self.tables.weight
+        hot = features.float().index_select(1, self.column_of).eq_(self.value_of)
+        # A value out of its column's range has no row.
+        torch._assert_async(hot.sum(dtype=torch.int64) == features.numel())
+        with torch.autocast(features.device.type, enabled=False):  # as exact as a lookup
+            return hot.to(weight.dtype) @ weight
 
     def _check(self, features: Tensor) -> None:
         # A value out of its column's range would read the next column's table in silence.
@@ -113,9 +137,11 @@ class LapPE(nn.Module):
     def forward(self, vectors: Tensor, values: Tensor, graphs: Partition) -> Tensor:
         """vectors [N, k], values [G, k] → [N, dim]."""
         if self.training and self.sign_flip:
-            signs = torch.randint_like(values, 2) * 2 - 1  # [G, k], ±1
-            vectors = vectors * graphs.spread(signs)
-        pairs = torch.stack([vectors, graphs.spread(values)], dim=-1)  # [N, k, 2]
+            signs = torch.rsub(torch.randint_like(values, 2), -1, alpha=-2)  # [G, k], ±1
+        else:
+            signs = torch.ones_like(values)
+        pairs = graphs.spread(torch.stack([signs, values], dim=-1))  # [N, k, 2]
+        pairs[..., 0].mul_(vectors)
         absent = pairs.isnan().any(-1, keepdim=True)  # [N, k, 1]
         pairs = pairs.masked_fill(absent, 0.0).to(next(self.phi.parameters()).dtype)
         return self.phi(pairs).masked_fill(absent, 0.0).sum(1)
@@ -168,7 +194,8 @@ class FeatureEncoder(nn.Module):
         if self.needs_adjacency:
             adjacency = Adjacency.of(edge_index, batch.num_nodes, x.dtype, order=order)
         real_edges = getattr(batch, "real_edges", None)
-        return x, e, Structure(edge_index, graphs, adjacency, distance, order, real_edges)
+        sizes = graph_sizes(graphs.ptr, x.dtype)
+        return x, e, Structure(edge_index, graphs, adjacency, distance, order, real_edges, sizes)
 
     def _features(self, encoder: nn.Module, batch: Any, field: str, count: int) -> Tensor:
         if isinstance(encoder, ConstantEncoder):

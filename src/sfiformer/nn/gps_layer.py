@@ -85,7 +85,7 @@ class GPSLayer(nn.Module):
 
     def forward(self, x: Tensor, e: Tensor | None, structure: Structure) -> tuple[Tensor, Tensor | None]:
         """x [N, d], e [E, d] → new x, new e."""
-        edge_index, graphs, adjacency, distance, order, real_edges = structure
+        edge_index, graphs, adjacency, distance, order, real_edges, sizes = structure
         h: Tensor | None = None
         update: Tensor | None = None
         branches = Branches(x)  # message passing beside attention
@@ -95,7 +95,7 @@ class GPSLayer(nn.Module):
                 h = self.local_norm(local, graphs)
         if self.attention is not None:
             update = self.attention(
-                x, edge_index, graphs.ptr, max_nodes=graphs.max_nodes, adjacency=adjacency
+                x, edge_index, graphs.ptr, max_nodes=graphs.max_nodes, adjacency=adjacency, sizes=sizes
             )
         branches.join(h, e)
         if self.attention_norm is not None and update is not None:

@@ -58,3 +58,4 @@ class Structure(NamedTuple):
     distance: Tensor | None = None  # [E, 1], ‖p_i − p_j‖² of the ESLapPE encodings
     order: EdgeOrder | None = None  # of edge_index, where a layer walks along the edges
     real_edges: Tensor | None = None  # int64 [], on the device: padding edges come after these; None: all
+    sizes: Tensor | None = None  # [G], of the graphs, as the attention takes them

@@ -9,6 +9,7 @@ from torch import Tensor
 
 HAS_TRITON = find_spec("triton") is not None
 MAX_WIDTH = 256  # of a head
+MAX_DIM = 1024  # of a row of the layer's output that stays on chip
 MAX_NODES = 1024  # of a graph whose rows stay on chip (the end of a bucket); larger ones are streamed
 
 
