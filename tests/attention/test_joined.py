@@ -44,7 +44,7 @@ def test_joint_weights_and_their_gradient(count, out, inner, parts, in_parts, dt
     wide_out, wide_in = (-(-width // 8) * 8 for width in (out // parts, inner // in_parts))
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
     expected = placed(layers, parts, wide_out, in_parts, wide_in)
-    found = widths._joined(weights, biases, parts, wide_out, in_parts, wide_in, dtype)
+    found = widths._joined(weights, biases, parts, wide_out, in_parts, wide_in, dtype, False)
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == dtype
         assert torch.equal(a, b.to(dtype))
@@ -54,6 +54,20 @@ def test_joint_weights_and_their_gradient(count, out, inner, parts, in_parts, dt
     of_expected = torch.autograd.grad(expected, [*weights, *biases], [grad.float() for grad in grads])
     for a, b in zip(of_found, of_expected, strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_bias_as_a_column():
+    layers = [nn.Linear(5, 6, device=DEVICE) for _ in range(3)]
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    joint, bias = placed(layers, 2, 8, 1, 8)
+    expected = torch.cat([joint[:, :5], bias[:, None], joint[:, 6:]], 1)
+    found, nothing = widths._joined(weights, biases, 2, 8, 1, 8, torch.float32, True)
+    assert torch.equal(found, expected)
+    assert nothing.numel() == 0
+    grad = torch.randn_like(found)
+    of_found = torch.autograd.grad(found, [*weights, *biases], grad)
+    of_expected = torch.autograd.grad(expected, [*weights, *biases], grad)
+    assert all(map(torch.equal, of_found, of_expected))
 
 
 def test_products_by_parts_are_the_same(monkeypatch):
@@ -79,13 +93,31 @@ def test_products_by_parts_are_the_same(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_rows_of_another_width_and_type(own, width, dtype):
     x = torch.randn(9, own, device=DEVICE, requires_grad=True)
-    found = widths._resized(x, width, dtype)
+    found = widths._resized(x, width, dtype, min(own, width), False)
     expected = torch.zeros(9, width, device=DEVICE)
     expected[:, : min(own, width)] = x[:, :width]
     assert torch.equal(found, expected.to(dtype))
     weights = torch.randn_like(found)
     (of_x,) = torch.autograd.grad(found, x, weights)
     assert torch.equal(of_x, torch.autograd.grad(expected, x, weights.float())[0])
+
+
+def test_a_column_of_ones_behind_those_that_count():
+    x = torch.randn(4, 6, device=DEVICE, requires_grad=True)
+    found = widths._resized(x, 8, torch.float32, 5, True)
+    expected = torch.cat([x[:, :5], torch.ones(4, 1, device=DEVICE), torch.zeros(4, 2, device=DEVICE)], 1)
+    assert torch.equal(found, expected)
+    weights = torch.randn_like(found)
+    (of_x,) = torch.autograd.grad(found, x, weights)
+    assert torch.equal(of_x, torch.autograd.grad(expected, x, weights)[0])
+
+
+def test_a_bias_that_nobody_uses_has_no_gradient():
+    layer = nn.Linear(5, 3, device=DEVICE)
+    weight, _ = widths._joined([layer.weight], [layer.bias], 1, 8, 1, 8, torch.float32, False)
+    of_weight, of_bias = torch.autograd.grad(weight.sum(), [layer.weight, layer.bias], allow_unused=True)
+    assert torch.equal(of_weight, torch.ones_like(of_weight))
+    assert of_bias is None
 
 
 def test_one_layer_that_fits_is_taken_as_it_is():
@@ -97,5 +129,5 @@ def test_one_layer_that_fits_is_taken_as_it_is():
 
 def test_the_operator_is_a_good_one():
     layers = [nn.Linear(5, 6, device=DEVICE) for _ in range(2)]
-    arguments = ([x.weight for x in layers], [x.bias for x in layers], 2, 8, 1, 8, torch.float32)
+    arguments = ([x.weight for x in layers], [x.bias for x in layers], 2, 8, 1, 8, torch.float32, True)
     torch.library.opcheck(torch.ops.sfiformer.joined, arguments)

@@ -28,25 +28,32 @@ def widened(x: Tensor, *widths: int) -> Tensor:
     return F.pad(x, [amount for more in reversed(missing) for amount in (0, more)])
 
 
-def resized(x: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
-    """The first columns of x [N, columns], or all with zeros behind them, in another type: one pass over memory on a GPU."""
-    dtype = dtype or x.dtype
-    if (x.size(1), x.dtype) == (width, dtype):
+def resized(x: Tensor, width: int) -> Tensor:
+    """The first columns of x [N, columns], or all with zeros behind them."""
+    if x.size(1) == width:
         return x
     if usable(x):
-        return _resized(x, width, dtype)
-    return (x[:, :width] if width < x.size(1) else widened(x, width)).to(dtype)
+        return _resized(x, width, x.dtype, min(x.size(1), width), False)
+    return x[:, :width] if width < x.size(1) else widened(x, width)
 
 
 def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
     """What several layers make of x, in equal parts each, as one product: [N, layers, parts, width].
 
-    Behind each part are zero columns where the device likes another width.
+    Behind each part are zero columns where the device likes another width. On a GPU the bias is the weight of a column of
+    ones: its gradient, a sum over all rows, then is part of the product that the weight's is.
     """
-    weight, bias = joined(layers, x, parts)
-    width = len(weight) // (len(layers) * parts)
-    x = resized(x, weight.size(1), weight.dtype) if usable(x) else widened(x, weight.size(1))
-    return F.linear(x, weight, bias).view(len(x), len(layers), parts, width)
+    if usable(x) and len(layers) <= MOST:
+        out, inner = layers[0].weight.shape
+        width, wide_in, dtype = wide(out // parts, x), wide(inner + 1, x), _of_products(x, layers)
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        weight, _ = _joined(weights, biases, parts, width, 1, wide_in, dtype, True)
+        product = F.linear(_resized(x, wide_in, dtype, inner, True), weight)
+    else:
+        weight, bias = joined(layers, x, parts)
+        width = len(weight) // (len(layers) * parts)
+        product = F.linear(widened(x, weight.size(1)), weight, bias)
+    return product.view(len(x), len(layers), parts, width)
 
 
 def joined(
@@ -61,12 +68,11 @@ def joined(
     wide_out, wide_in = wide(out // parts, x), wide(inner // in_parts, x)
     weights: list[Tensor] = [layer.weight for layer in layers]
     biases: list[Tensor] = [layer.bias for layer in layers]
-    autocast = torch.is_autocast_enabled(x.device.type)
-    dtype = torch.get_autocast_dtype(x.device.type) if autocast else weights[0].dtype
+    dtype = _of_products(x, layers)
     if len(layers) == 1 and (parts * wide_out, in_parts * wide_in, dtype) == (out, inner, weights[0].dtype):
         return weights[0], biases[0]
     if usable(x) and len(layers) <= MOST:
-        return _joined(weights, biases, parts, wide_out, in_parts, wide_in, dtype)
+        return _joined(weights, biases, parts, wide_out, in_parts, wide_in, dtype, False)
     weight = torch.cat(weights) if len(layers) > 1 else weights[0]
     bias = torch.cat(biases) if len(layers) > 1 else biases[0]
     weight = weight.view(-1, out // parts, in_parts, inner // in_parts)
@@ -74,24 +80,32 @@ def joined(
     return weight, widened(bias.view(-1, out // parts), wide_out).flatten()
 
 
+def _of_products(x: Tensor, layers: Sequence[nn.Linear]) -> torch.dtype:
+    """The type that a product of x with the weights is made in."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else layers[0].weight.dtype
+
+
 @torch.library.custom_op("sfiformer::resized", mutates_args=())
-def _resized(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+def _resized(x: Tensor, width: int, dtype: torch.dtype, kept: int, one: bool) -> Tensor:
+    """The first ``kept`` columns of x, a column of ones if asked for, and zeros: [N, width] in another type, in one pass."""
     from sfiformer.attention.kernels import joined as kernels
 
-    return kernels.resize(x, width, dtype)
+    return kernels.resize(x, width, dtype, kept, one)
 
 
 @_resized.register_fake
-def _(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+def _(x: Tensor, width: int, dtype: torch.dtype, kept: int, one: bool) -> Tensor:
     return x.new_empty((x.size(0), width), dtype=dtype)
 
 
 def _setup_resized(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.size = (inputs[0].size(1), inputs[0].dtype)
+    x, _, _, kept, _ = inputs
+    ctx.options = (x.size(1), x.dtype, kept, False)
 
 
-def _resized_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    return _resized(grad, *ctx.size), None, None
+def _resized_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _resized(grad, *ctx.options), *[None] * 4
 
 
 _resized.register_autograd(_resized_backward, setup_context=_setup_resized)
@@ -106,16 +120,18 @@ def _joined(
     in_parts: int,
     wide_in: int,
     dtype: torch.dtype,
+    column: bool,
 ) -> tuple[Tensor, Tensor]:
+    """The joint weight and bias; or the bias as the column behind those of the weight, and nothing."""
     from sfiformer.attention.kernels import joined as kernels
 
-    return kernels.join(weights, biases, parts, wide_out, in_parts, wide_in, dtype)
+    return kernels.join(weights, biases, parts, wide_out, in_parts, wide_in, dtype, column)
 
 
 @torch.library.custom_op("sfiformer::parted", mutates_args=())
 def _parted(
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     weights: list[Tensor],
     parts: int,
     wide_out: int,
@@ -125,36 +141,47 @@ def _parted(
     """Gradients of ``weights``, then of their biases, from those of the joint ones."""
     from sfiformer.attention.kernels import joined as kernels
 
+    bias = None if bias is None else bias.contiguous()
     of_weights, of_biases = kernels.part(
-        weight.contiguous(), bias.contiguous(), weights, parts, wide_out, in_parts, wide_in
+        weight.contiguous(), bias, weights, parts, wide_out, in_parts, wide_in
     )
     return of_weights + of_biases
 
 
 @_joined.register_fake
 def _(
-    weights: list[Tensor], biases: list[Tensor], parts: int, wide_out: int, in_parts: int, wide_in: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    weights: list[Tensor],
+    biases: list[Tensor],
+    parts: int,
+    wide_out: int,
+    in_parts: int,
+    wide_in: int,
+    dtype: torch.dtype,
+    column: bool,
+) -> tuple[Tensor, Tensor]:
     rows = len(weights) * parts * wide_out
     weight = weights[0].new_empty((rows, in_parts * wide_in), dtype=dtype)
-    return weight, weight.new_empty(rows)
+    return weight, weight.new_empty(0 if column else rows)
 
 
 @_parted.register_fake
-def _(weight: Tensor, bias: Tensor, weights: list[Tensor], *sizes: int) -> list[Tensor]:
+def _(weight: Tensor, bias: Tensor | None, weights: list[Tensor], *sizes: int) -> list[Tensor]:
     return [torch.empty_like(x) for x in weights] + [x.new_empty(x.size(0)) for x in weights]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    weights, _, *sizes, _ = inputs
+    weights, _, *ctx.sizes, _, ctx.column = inputs
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*weights)
-    ctx.sizes = sizes
 
 
-def _backward(ctx: Any, of_weight: Tensor, of_bias: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, of_weight: Tensor, of_bias: Tensor | None) -> tuple[Any, ...]:
     weights = list(ctx.saved_tensors)
-    grads = _parted(of_weight, of_bias, weights, *ctx.sizes)
-    return grads[: len(weights)], grads[len(weights) :], *[None] * 5
+    count, known = len(weights), ctx.column or of_bias is not None
+    # A bias that nobody used has no gradient, and what the kernel then says of it is not looked at.
+    bias = None if ctx.column else of_weight[:, 0] if of_bias is None else of_bias
+    grads = _parted(of_weight, bias, weights, *ctx.sizes)
+    return grads[:count], grads[count:] if known else [None] * count, *[None] * 6
 
 
 _joined.register_autograd(_backward, setup_context=_setup_context)

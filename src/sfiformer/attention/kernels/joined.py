@@ -31,6 +31,8 @@ def join_layer(
         mask=real[:, None] & filled[None, :],
         other=0.0,
     )
+    if joint_bias is None:  # the weight of a column of ones
+        x = tl.where((columns == IN)[None, :], tl.load(bias + row, mask=real, other=0.0)[:, None], x)
     at = LAYER * PARTS * WIDE_OUT + rows
     inside = there[:, None] & kept[None, :]
     tl.store(
@@ -38,8 +40,9 @@ def join_layer(
         x.to(joint.dtype.element_ty),
         mask=inside,
     )
-    shift = tl.load(bias + row, mask=real, other=0.0)
-    tl.store(joint_bias + at, shift.to(joint_bias.dtype.element_ty), mask=there)
+    if joint_bias is not None:
+        shift = tl.load(bias + row, mask=real, other=0.0)
+        tl.store(joint_bias + at, shift.to(joint_bias.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -81,7 +84,10 @@ def part_layer(
         x.to(weight.dtype.element_ty),
         mask=inside,
     )
-    shift = tl.load(joint_bias + at, mask=is_row, other=0.0)
+    if joint_bias is None:
+        shift = tl.load(joint + at * (IN_PARTS * WIDE_IN) + IN, mask=is_row, other=0.0)
+    else:
+        shift = tl.load(joint_bias + at, mask=is_row, other=0.0)
     tl.store(bias + rows, shift.to(bias.dtype.element_ty), mask=is_row)
 
 
@@ -106,30 +112,32 @@ def part_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def resize_kernel(
-    x, out, rows, WIDTH: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """Rows of WIDTH columns as rows of OUT: cut off, or with zeros behind them."""
+    x, out, rows, WIDTH: tl.constexpr, OUT: tl.constexpr, KEPT: tl.constexpr, ONE: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The first KEPT columns of rows of WIDTH as rows of OUT, with a one (if asked for) and zeros behind them."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     is_row = (row < rows)[:, None]
     y = tl.load(
-        x + row[:, None] * WIDTH + columns[None, :], mask=is_row & (columns < WIDTH)[None, :], other=0.0
+        x + row[:, None] * WIDTH + columns[None, :], mask=is_row & (columns < KEPT)[None, :], other=0.0
     )
-    tl.store(
-        out + row[:, None] * OUT + columns[None, :],
-        y.to(out.dtype.element_ty),
-        mask=is_row & (columns < OUT)[None, :],
-    )
+    y = y.to(out.dtype.element_ty)
+    if ONE:
+        y = tl.where((columns == KEPT)[None, :], 1.0, y).to(out.dtype.element_ty)
+    tl.store(out + row[:, None] * OUT + columns[None, :], y, mask=is_row & (columns < OUT)[None, :])
 
 
-def resize(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+def resize(x: Tensor, width: int, dtype: torch.dtype, kept: int, one: bool) -> Tensor:
     """As `sfiformer.attention.widths.resized`."""
     rows, own = x.shape
     out = x.new_empty((rows, width), dtype=dtype)
     columns = triton.next_power_of_2(max(width, own))
     tile = max(1, 2048 // columns)
     if rows:
-        resize_kernel[(triton.cdiv(rows, tile),)](x.contiguous(), out, rows, own, width, tile, columns)
+        resize_kernel[(triton.cdiv(rows, tile),)](
+            x.contiguous(), out, rows, own, width, kept, one, tile, columns
+        )
     return out
 
 
@@ -141,21 +149,28 @@ def join(
     in_parts: int,
     wide_in: int,
     dtype: torch.dtype,
+    column: bool,
 ) -> tuple[Tensor, Tensor]:
     """As `sfiformer.attention.widths.joined`, for up to five layers of one shape."""
     rows = len(weights) * parts * wide_out
     joint = weights[0].new_empty((rows, in_parts * wide_in), dtype=dtype)
-    bias = joint.new_empty(rows)
+    bias = joint.new_empty(0 if column else rows)
     options = _sizes(weights[0], parts, wide_out, in_parts, wide_in)
     grid = (triton.cdiv(parts * wide_out, options["ROWS"]), len(weights))
-    join_kernel[grid](*_five(weights), *_five(biases), joint, bias, **options)
+    join_kernel[grid](*_five(weights), *_five(biases), joint, None if column else bias, **options)
     return joint, bias
 
 
 def part(
-    joint: Tensor, bias: Tensor, weights: list[Tensor], parts: int, wide_out: int, in_parts: int, wide_in: int
+    joint: Tensor,
+    bias: Tensor | None,
+    weights: list[Tensor],
+    parts: int,
+    wide_out: int,
+    in_parts: int,
+    wide_in: int,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The gradients of weights like these, and of their biases, from those of the joint ones."""
+    """The gradients of weights like these, and of their biases, from those of the joint ones (or, without bias, a column)."""
     of_weights = [torch.empty_like(weight) for weight in weights]
     of_biases = [weight.new_empty(weight.size(0)) for weight in weights]
     options = _sizes(weights[0], parts, wide_out, in_parts, wide_in)
