@@ -6,35 +6,32 @@ and so is its backward, which autograd runs on the same stream. Outside a captur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from itertools import cycle
 from typing import Any
 
 import torch
 from torch import Tensor
 
-STREAMS = 8
-
 
 class Branches:
-    """Branches off the stream that is current now, and their end.
+    """Branches of a kind off the stream that is current now, and their end.
 
     Tensors that pass from one stream to another are named at both places: their memory must not be used again before both
     streams are done with them.
     """
 
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self, kind: str, like: Tensor) -> None:
         capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
         self.trunk = torch.cuda.current_stream(like.device) if capturing else None
+        self.kind = kind
         self.used: list[torch.cuda.Stream] = []
 
     def next(self, *inputs: Tensor | None) -> AbstractContextManager[Any]:
         """A context for the work of one more branch, on tensors of the trunk."""
         if self.trunk is None:
             return nullcontext()
-        side = next(_streams(self.trunk.device))
+        side = _stream(self.kind, len(self.used), self.trunk.device)
         side.wait_stream(self.trunk)
         self.used.append(side)
         _shared(side, inputs)
@@ -56,6 +53,6 @@ def _shared(stream: torch.cuda.Stream, tensors: tuple[Tensor | None, ...]) -> No
 
 
 @cache
-def _streams(device: torch.device) -> Iterator[torch.cuda.Stream]:
-    """Streams in turn: more than there are branches at a time."""
-    return cycle([torch.cuda.Stream(device) for _ in range(STREAMS)])
+def _stream(kind: str, number: int, device: torch.device) -> torch.cuda.Stream:
+    """The same for all branches of a kind: memory that a stream gave back is used again by that stream alone."""
+    return torch.cuda.Stream(device)

@@ -88,7 +88,7 @@ class GPSLayer(nn.Module):
         edge_index, graphs, adjacency, distance, order, real_edges, sizes = structure
         h: Tensor | None = None
         update: Tensor | None = None
-        branches = Branches(x)  # message passing beside attention
+        branches = Branches("message passing", x)  # message passing beside attention
         if self.local is not None and self.local_norm is not None:
             with branches.next(x, e, distance):
                 local, e = self.local(x, e, edge_index, distance, order, graphs.real_nodes, real_edges)

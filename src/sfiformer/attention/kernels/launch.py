@@ -173,7 +173,7 @@ def fused_attention(
     graphs = len(ptr) - 1
     log_alpha, hard = 0.0 if math.isinf(alpha) else math.log(alpha), potential or math.isinf(alpha)
     sizes = (log_alpha, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
-    branches = Branches(q)
+    branches = Branches("buckets", q)
     # Half of the registers hold a gentle tile: twice as many programs at a time.
     lean = {"maxnreg": 128} if q.element_size() == 2 and q.is_cuda else {}
     for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
@@ -250,7 +250,7 @@ def fused_attention_backward(
         kernel[(nodes // tile.rows + graphs, heads)](*inputs, *tensors, *tail, **options, **more)
 
     large = {"MORE_THAN": MAX_NODES, "LOG_GENTLE": STRICT}
-    branches = Branches(q)
+    branches = Branches("buckets", q)
     for bucket, below, tiles in _launches(graphs, nodes, max_nodes):
         options = _tile_options(bucket, below, q, dense, potential, dropout_p)
         with branches.next():
