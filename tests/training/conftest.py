@@ -51,6 +51,14 @@ def experiment(monkeypatch, overrides):
     return lambda more=(): ExperimentConfig.from_preset("cluster", {**overrides, **dict(more)})
 
 
+@pytest.fixture
+def in_float64():
+    """Models in float64: what differs by rounding alone then differs by nothing that a metric, or AdamW, could see."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @pytest.fixture(scope="session")
 def drive(overrides):
     """drive({out: plan}, more): train by driver.py; gives the exit codes and standard error.
@@ -63,6 +71,7 @@ def drive(overrides):
             "overrides": {**overrides, **dict(more)},
             "runs": {str(out): plan for out, plan in runs.items()},
             "sizes": SIZES,
+            "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         }
         if fail_on is not None:
             order["fail_on"] = fail_on

@@ -16,8 +16,9 @@ import sys
 import time
 from pathlib import Path
 
+import torch
 import torch._dynamo  # AdamW imports it
-import torch.utils.tensorboard  # noqa: F401
+import torch.utils.tensorboard
 
 from sfiformer.config import ExperimentConfig
 from sfiformer.data import synthetic
@@ -59,6 +60,7 @@ def fail_on(rank):
 def work(order, out):
     if "fail_on" in order:
         fail_on(order["fail_on"])
+    torch.set_default_dtype(getattr(torch, order["dtype"]))
     synthetic.CLUSTER_SIZES["small"] = tuple(order["sizes"])
     synthetic.SMALLEST, synthetic.LARGEST = 2, 5
     config = ExperimentConfig.from_preset("cluster", order["overrides"])

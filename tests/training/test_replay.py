@@ -52,7 +52,7 @@ def test_a_cpu_replays_nothing(experiment):
     assert not replayable(prepared.config, prepared.task, prepared.stores)
 
 
-def test_a_run_on_padded_batches_is_the_plain_one(tmp_path, experiment, monkeypatch):
+def test_a_run_on_padded_batches_is_the_plain_one(tmp_path, experiment, monkeypatch, in_float64):
     settings = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "trainer.accumulate": 2}
     for folder in ("plain", "padded"):
         train(experiment(settings), tmp_path / folder, progress=False)
@@ -66,7 +66,7 @@ def test_a_run_on_padded_batches_is_the_plain_one(tmp_path, experiment, monkeypa
     )
     for left, right in zip(plain, padded, strict=True):
         for key in ("loss", "train", "val", "test"):
-            assert right[key] == pytest.approx(left[key], rel=1e-3), key
+            assert right[key] == pytest.approx(left[key], rel=1e-6), key
 
 
 @on_gpu

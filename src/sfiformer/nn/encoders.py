@@ -190,6 +190,7 @@ class FeatureEncoder(nn.Module):
             p = self.position(self._encoding(batch, "eslappe_vectors"))  # [N, d]
             difference = order.at_source(p) - order.at_target(p)  # [E, d]
             distance = (difference * difference).sum(-1, keepdim=True)  # the gradient of a square is dear
+            distance = distance.to(x.dtype)
         adjacency = None
         if self.needs_adjacency:
             adjacency = Adjacency.of(edge_index, batch.num_nodes, x.dtype, order=order)

@@ -21,7 +21,7 @@ def zero_share(model: SFiFormer, batch: GraphBatch) -> float | None:
 
     def count(layer: SFiAttention, inputs: tuple[Tensor, ...]) -> None:
         nonlocal zeros, pairs
-        for flows in layer.flows(inputs[0].float(), batch.ptr):  # [heads, n, n]
+        for flows in layer.flows(inputs[0].to(layer.value.weight.dtype), batch.ptr):  # [heads, n, n]
             zeros += int((flows == 0).sum())
             pairs += flows.numel()
 
