@@ -9,8 +9,9 @@ from torch import Tensor
 
 from sfiformer.nn.kernels.batch_norm_device import apply_kernel, gradient_kernel, moments_kernel, sums_kernel
 
+SUB, COLS = 16, 32  # a tile is 8 · SUB rows of COLS channels
 PARTS = 128  # pieces of a sum over rows
-WARPS = 16  # of a program, whose tile is 8 · SUB rows of COLS channels with SUB · COLS threads
+WARPS = 8
 
 
 def fused_batch_norm(
@@ -51,8 +52,9 @@ class _FusedBatchNorm(torch.autograd.Function):
         x, update, residual, weight, bias, *statistics, rows, seed, activation, dropout, momentum, eps = (
             inputs
         )
-        x = _rows(x)
-        update, residual = (None if value is None else _rows(value) for value in (update, residual))
+        x = x.contiguous()
+        update = None if update is None else update.contiguous()
+        residual = None if residual is None else residual.contiguous()
         out, added, mean, scale = batch_norm(
             x, update, residual, weight, bias, *statistics, rows, seed, activation, dropout, momentum, eps
         )
@@ -70,7 +72,7 @@ class _FusedBatchNorm(torch.autograd.Function):
         # Without dropout, x and update have one and the same gradient.
         shared = update_dtype == dtype and not dropout
         of_x, of_update, of_weight, of_bias = batch_norm_backward(
-            _rows(grad_out), *ctx.saved_tensors, activation, dropout, dtype,
+            grad_out.contiguous(), *ctx.saved_tensors, activation, dropout, dtype,
             None if shared else update_dtype, update_dtype is not None,
         )  # fmt: skip
         if update_dtype is None:
@@ -81,30 +83,17 @@ class _FusedBatchNorm(torch.autograd.Function):
         return of_x, of_update, of_residual, of_weight, of_bias, *[None] * 9
 
 
-def _rows(x: Tensor) -> Tensor:
-    """The entries of a row must be neighbours; rows may lie anywhere, as those of a slice of padded columns do."""
-    return x if x.stride(1) == 1 else x.contiguous()
-
-
-def _tile(width: int) -> tuple[int, int]:
-    """SUB and COLS: rather wide tiles, but in narrow inputs few channels of them should be idle."""
-    cols = 16 if width < 128 else 32
-    return 32 * WARPS // cols, cols
-
-
-def _options(x: Tensor, rows: Tensor | None, dropout: float) -> tuple[dict[str, Any], tuple[int, float]]:
+def _options(rows: Tensor | None, dropout: float) -> tuple[dict[str, Any], tuple[int, float]]:
     """Compile-time settings, and dropout's probability in 2⁻¹⁶ with the factor of what is kept."""
     below = round(dropout * 65536)
     factor = 65536 / (65536 - below) if below < 65536 else 0.0
-    sub, cols = _tile(x.size(1))
-    options = {"SUB": sub, "COLS": cols, "PARTS": PARTS, "MASKED": rows is not None, "num_warps": WARPS}
+    options = {"SUB": SUB, "COLS": COLS, "PARTS": PARTS, "MASKED": rows is not None, "num_warps": WARPS}
     return options, (below, factor)
 
 
 def _grid(x: Tensor) -> tuple[int, int]:
     # No more pieces than tiles, and one that writes the statistics where there is no row at all.
-    sub, cols = _tile(x.size(1))
-    return max(1, min(PARTS, -(-x.size(0) // (8 * sub)))), -(-x.size(1) // cols)
+    return max(1, min(PARTS, -(-x.size(0) // (8 * SUB)))), -(-x.size(1) // COLS)
 
 
 def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
@@ -132,17 +121,16 @@ def batch_norm(
     """out [N, d], x + dropout(update) [N, d] (empty without update), and mean and 1/deviation of each channel [d]."""
     out, added, mean, scale = _outputs(x, update, residual, weight)
     pivots, means, squares = weight.new_empty((1 + 2 * PARTS, x.size(1))).split((1, PARTS, PARTS))
-    options, (below, factor) = _options(x, rows, dropout)
+    options, (below, factor) = _options(rows, dropout)
     grid, add = _grid(x), update is not None
     moments_kernel[grid](
-        x, _or(update, x), added, _or(rows, batches), _or(seed, batches), pivots, means, squares,
-        below, factor, *x.shape, x.stride(0), _or(update, x).stride(0), ADD=add, DROPOUT=dropout > 0 and add, **options,
+        x, _or(update, x), added, _or(rows, batches), _or(seed, batches), pivots, means, squares, below, factor, *x.shape,
+        ADD=add, DROPOUT=dropout > 0 and add, **options,
     )  # fmt: skip
-    summed, old = added if add else x, _or(residual, x)
     apply_kernel[grid](
-        summed, old, out, weight, bias, pivots, means, squares, mean, scale,
+        added if add else x, _or(residual, x), out, weight, bias, pivots, means, squares, mean, scale,
         running_mean, running_var, batches, _or(rows, batches), _or(seed, batches),
-        momentum, eps, below, factor, *x.shape, summed.stride(0), old.stride(0),
+        momentum, eps, below, factor, *x.shape,
         RESIDUAL=residual is not None, DROPOUT=dropout > 0 and not add, ACTIVATION=activation, **options,
     )  # fmt: skip
     return out, added, mean, scale
@@ -170,14 +158,13 @@ def batch_norm_backward(
     """
     of_x, of_update, of_weight, of_bias = _gradients(x, weight, dtype, update_dtype)
     sums = weight.new_empty((2, PARTS, x.size(1)))
-    options, (below, factor) = _options(x, rows, dropout)
+    options, (below, factor) = _options(rows, dropout)
     options["ACTIVATION"] = activation
     grid = _grid(x)
     inputs = (x, grad_out, weight, bias, mean, scale, _or(rows, x), _or(seed, x), *sums)
-    sizes = (below, factor, *x.shape, x.stride(0), grad_out.stride(0))
-    sums_kernel[grid](*inputs, *sizes, DROPOUT=dropout > 0 and not added, **options)
+    sums_kernel[grid](*inputs, below, factor, *x.shape, DROPOUT=dropout > 0 and not added, **options)
     gradient_kernel[grid](
-        *inputs, of_x, of_update, of_weight, of_bias, *sizes,
+        *inputs, of_x, of_update, of_weight, of_bias, below, factor, *x.shape,
         ADD=update_dtype is not None, DROPOUT=dropout > 0, **options,
     )  # fmt: skip
     return of_x, of_update, of_weight, of_bias
@@ -190,14 +177,14 @@ def _outputs(
     added = x.new_empty(0 if update is None else x.shape, dtype=dtype)
     if residual is not None:
         dtype = torch.promote_types(dtype, residual.dtype)
-    return x.new_empty(x.shape, dtype=dtype), added, torch.empty_like(weight), torch.empty_like(weight)
+    return torch.empty_like(x, dtype=dtype), added, torch.empty_like(weight), torch.empty_like(weight)
 
 
 def _gradients(
     x: Tensor, weight: Tensor, dtype: torch.dtype, update_dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     of_update = x.new_empty(0 if update_dtype is None else x.shape, dtype=update_dtype or dtype)
-    return x.new_empty(x.shape, dtype=dtype), of_update, torch.empty_like(weight), torch.empty_like(weight)
+    return torch.empty_like(x, dtype=dtype), of_update, torch.empty_like(weight), torch.empty_like(weight)
 
 
 @batch_norm.register_fake

@@ -1,17 +1,13 @@
 """Batch normalisation on the device: two kernels forward, two backward, for rows of any width d.
 
-A program owns COLS channels, and takes a tile of 8 · SUB rows of them at once, [8, SUB, COLS], so that all of it is on the
-way from memory together; a thread holds eight entries that differ in the first place. Dropout takes 16 bits for each: one draw
-of Philox serves them all. Sums over rows are made in at most PARTS pieces, cut by the number of real rows alone, and put
-together in one order: padding and repetition change no bit of them. No atomics.
+A program owns COLS channels. Rows go in tiles of 8 · SUB: dropout takes 16 bits of one draw of Philox for each of the eight
+parts of a tile, so that a draw serves eight entries. Sums over rows are made in at most PARTS pieces, cut by the number of
+real rows alone, and put together in one order: padding and repetition change no bit of them. No atomics.
 """
 
 import triton
 import triton.language as tl
 
-# Sums along the first place of a tile stay within a thread only where loads are of single entries: of rows whose alignment the
-# compiler does not know.
-UNKNOWN = ["size", "width", "x_stride", "update_stride", "grad_stride"]
 ROUNDS = tl.constexpr(7)  # of Philox: the fewest that pass the statistical batteries (Salmon et al., 2011)
 
 
@@ -38,24 +34,11 @@ def piece_counts(count, PARTS: tl.constexpr, SUB: tl.constexpr):
 
 
 @triton.jit
-def tile_rows(start, SUB: tl.constexpr):
-    """The rows of the tile from ``start`` on, [8, SUB]."""
-    return start + tl.arange(0, 8)[:, None] * SUB + tl.arange(0, SUB)[None, :]
-
-
-@triton.jit
-def at(x, start, stride, columns, SUB: tl.constexpr):
-    """Pointers to the tile's entries, [8, SUB, COLS]."""
-    first = x + (tl.full((), 0, tl.int64) + start) * stride
-    return first + (tile_rows(0, SUB) * stride)[:, :, None] + columns[None, None, :]
-
-
-@triton.jit
-def kept(seed, start, columns, below, factor, SUB: tl.constexpr):
-    """Dropout's factors for the tile, [8, SUB, COLS]: 0 with probability below / 2¹⁶, or ``factor``."""
+def draw(seed, start, columns, SUB: tl.constexpr):
+    """Four random words for each SUB × COLS place of the tile from row ``start`` on."""
     places = start // 8 + tl.arange(0, SUB)  # distinct, as tiles are 8 · SUB rows
     zero = (places[:, None] + columns[None, :]).to(tl.uint32) * 0
-    a, b, c, d = tl.philox(
+    return tl.philox(
         tl.load(seed),
         zero + places[:, None].to(tl.uint32),
         zero + columns[None, :].to(tl.uint32),
@@ -63,17 +46,19 @@ def kept(seed, start, columns, below, factor, SUB: tl.constexpr):
         zero,
         ROUNDS,
     )
-    part = tl.arange(0, 8)[:, None, None]
-    low = tl.where(part < 2, a[None, :, :], b[None, :, :])
-    words = tl.where(part < 4, low, tl.where(part < 6, c[None, :, :], d[None, :, :]))
-    bits = tl.where(part % 2 == 0, words & 0xFFFF, words >> 16)
+
+
+@triton.jit
+def kept(words, below, factor, J: tl.constexpr):
+    """Dropout's factors for part J of a tile: 0 with probability below / 2¹⁶, or ``factor``."""
+    bits = (words[J // 2] >> (16 * (J % 2))) & 0xFFFF
     return tl.where(bits.to(tl.int32) >= below, factor, 0.0)
 
 
 @triton.jit
 def merged(counts, mean, square):
-    """Mean and Σ (x − mean)² of all, from those of parts [K, COLS] of ``counts`` rows, [K, 1 or COLS]."""
-    weight = counts.to(tl.float32)
+    """Mean and Σ (x − mean)² of all, from those of parts [K, COLS] of ``counts`` [K] rows."""
+    weight = counts.to(tl.float32)[:, None]
     total = tl.sum(weight * mean, 0) / tl.maximum(tl.sum(weight, 0), 1.0)
     spread = mean - total[None, :]
     return total, tl.sum(square + weight * spread * spread, 0)
@@ -100,9 +85,9 @@ def slope(z, ACTIVATION: tl.constexpr):
     return out
 
 
-@triton.jit(do_not_specialize=UNKNOWN)
+@triton.jit(do_not_specialize=["size"])
 def moments_kernel(
-    x, update, added, rows, seed, pivots, means, squares, below, factor, size, width, x_stride, update_stride,
+    x, update, added, rows, seed, pivots, means, squares, below, factor, size, width,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, ADD: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
@@ -119,29 +104,31 @@ def moments_kernel(
     if ADD:
         pivot += tl.load(update + columns, mask=inside & (count > 0), other=0.0).to(tl.float32)
     tl.store(pivots + columns, pivot, mask=inside & (part == 0))
-    # Every one of the SUB × COLS places follows its own rows, eight of each tile; they are merged at the end.
-    seen = tl.zeros([SUB, COLS], tl.float32)
+    # Every one of the SUB × COLS places follows its own rows (Welford); they are merged at the end.
+    seen = tl.zeros([SUB], tl.float32)
     mean, square = tl.zeros([SUB, COLS], tl.float32), tl.zeros([SUB, COLS], tl.float32)
     for start in range(part * each, tl.minimum(part * each + each, count), 8 * SUB):
-        mask = (tile_rows(start, SUB) < count)[:, :, None] & inside[None, None, :]
-        values = tl.load(at(x, start, x_stride, columns, SUB), mask=mask, other=0.0).to(tl.float32)
-        if ADD:
-            change = tl.load(at(update, start, update_stride, columns, SUB), mask=mask, other=0.0)
-            change = change.to(tl.float32)
-            if DROPOUT:
-                change = change * kept(seed, start, columns, below, factor, SUB)
-            rounded = (values + change).to(added.dtype.element_ty)
-            tl.store(at(added, start, width, columns, SUB), rounded, mask=mask)
-            values = rounded.to(tl.float32)
-        values = tl.where(mask, values - pivot[None, None, :], 0.0)
-        more = tl.sum(mask.to(tl.float32), 0)
-        here = tl.sum(values, 0) / tl.maximum(more, 1.0)
-        apart = tl.where(mask, values - here[None, :, :], 0.0)
-        share = more / tl.maximum(seen + more, 1.0)
-        delta = here - mean
-        square += tl.sum(apart * apart, 0) + delta * delta * (seen * share)
-        mean += delta * share
-        seen += more
+        at = (tl.full((), 0, tl.int64) + start) * width
+        if DROPOUT:
+            words = draw(seed, start, columns, SUB)
+        for j in tl.static_range(8):
+            local = j * SUB + tl.arange(0, SUB)
+            real = start + local < count
+            mask = real[:, None] & inside[None, :]
+            offsets = local[:, None] * width + columns[None, :]
+            values = tl.load(x + at + offsets, mask=mask, other=0.0).to(tl.float32)
+            if ADD:
+                change = tl.load(update + at + offsets, mask=mask, other=0.0).to(tl.float32)
+                if DROPOUT:
+                    change = change * kept(words, below, factor, j)
+                rounded = (values + change).to(added.dtype.element_ty)
+                tl.store(added + at + offsets, rounded, mask=mask)
+                values = rounded.to(tl.float32)
+            values -= pivot[None, :]
+            seen += real.to(tl.float32)
+            delta = tl.where(mask, values - mean, 0.0)
+            mean += delta * (1 / tl.maximum(seen, 1.0))[:, None]
+            square += delta * tl.where(mask, values - mean, 0.0)
     mean_of_piece, square_of_piece = merged(seen, mean, square)
     tl.store(means + part * width + columns, mean_of_piece, mask=inside)
     tl.store(squares + part * width + columns, square_of_piece, mask=inside)
@@ -150,7 +137,7 @@ def moments_kernel(
 @triton.jit(do_not_specialize=["size"])
 def apply_kernel(
     x, residual, out, weight, bias, pivots, means, squares, mean_out, scale_out, running_mean, running_var, batches, rows, seed,
-    momentum, eps, below, factor, size, width, x_stride, residual_stride,
+    momentum, eps, below, factor, size, width,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, RESIDUAL: tl.constexpr, DROPOUT: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
@@ -161,67 +148,67 @@ def apply_kernel(
     columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
     inside = columns < width
     count = real_rows(rows, size, MASKED)
-    enough = count >= 2  # otherwise there is no variance, and the running statistics serve
-    first = tl.program_id(0) == 0
     counts = piece_counts(count, PARTS, SUB)
     places = tl.arange(0, PARTS)[:, None] * width + columns[None, :]
     there = (counts > 0)[:, None] & inside[None, :]
-    mean = tl.load(means + places, mask=there, other=0.0)
-    square = tl.load(squares + places, mask=there, other=0.0)
-    pivot = tl.load(pivots + columns, mask=inside, other=0.0)
-    gain = tl.load(weight + columns, mask=inside, other=0.0)
-    shift = tl.load(bias + columns, mask=inside, other=0.0)
+    mean, square = merged(
+        counts,
+        tl.load(means + places, mask=there, other=0.0),
+        tl.load(squares + places, mask=there, other=0.0),
+    )
+    mean += tl.load(pivots + columns, mask=inside, other=0.0)
+    variance = square / tl.maximum(count, 1)
+    enough = count >= 2  # otherwise there is no variance, and the running statistics serve
+    first = tl.program_id(0) == 0
     # Only the first program changes the running statistics, and only where nobody uses them.
     needed = inside & (first | (count < 2))
     old_mean = tl.load(running_mean + columns, mask=needed, other=0.0)
     old_var = tl.load(running_var + columns, mask=needed, other=1.0)
-    mean, square = merged(counts[:, None], mean, square)
-    mean += pivot
-    variance = square / tl.maximum(count, 1)
     unbiased = square / tl.maximum(count - 1, 1)
     tl.store(running_mean + columns, old_mean + momentum * (mean - old_mean), mask=inside & first & enough)
     tl.store(running_var + columns, old_var + momentum * (unbiased - old_var), mask=inside & first & enough)
+    if first & (tl.program_id(1) == 0):
+        tl.store(batches, tl.load(batches) + enough.to(tl.int64))
     mean = tl.where(enough, mean, old_mean)
     scale = 1 / tl.sqrt(tl.where(enough, variance, old_var) + eps)
     tl.store(mean_out + columns, mean, mask=inside & first)
     tl.store(scale_out + columns, scale, mask=inside & first)
 
-    mean, scale, gain, shift = (
-        mean[None, None, :],
-        scale[None, None, :],
-        gain[None, None, :],
-        shift[None, None, :],
-    )
+    gain = tl.load(weight + columns, mask=inside, other=0.0)
+    shift = tl.load(bias + columns, mask=inside, other=0.0)
     for start in range(tl.program_id(0) * 8 * SUB, size, tl.num_programs(0) * 8 * SUB):
-        real = (tile_rows(start, SUB) < count)[:, :, None] & inside[None, None, :]
-        mask = (tile_rows(start, SUB) < size)[:, :, None] & inside[None, None, :]
-        values = tl.load(at(x, start, x_stride, columns, SUB), mask=real, other=0.0).to(tl.float32)
-        if RESIDUAL:
-            old = tl.load(at(residual, start, residual_stride, columns, SUB), mask=mask, other=0.0)
-        y = activated((values - mean) * scale * gain + shift, ACTIVATION)
+        at = (tl.full((), 0, tl.int64) + start) * width
         if DROPOUT:
-            y = y * kept(seed, start, columns, below, factor, SUB)
-        y = tl.where(real, y, 0.0)
-        if RESIDUAL:
-            y += old.to(tl.float32)
-        tl.store(at(out, start, width, columns, SUB), y.to(out.dtype.element_ty), mask=mask)
-    if first & (tl.program_id(1) == 0):  # last, as nothing here waits for it
-        tl.store(batches, tl.load(batches) + enough.to(tl.int64))
+            words = draw(seed, start, columns, SUB)
+        for j in tl.static_range(8):
+            local = j * SUB + tl.arange(0, SUB)
+            real = (start + local < count)[:, None] & inside[None, :]
+            mask = (start + local < size)[:, None] & inside[None, :]
+            offsets = local[:, None] * width + columns[None, :]
+            values = tl.load(x + at + offsets, mask=real, other=0.0).to(tl.float32)
+            y = activated(
+                (values - mean[None, :]) * scale[None, :] * gain[None, :] + shift[None, :], ACTIVATION
+            )
+            if DROPOUT:
+                y = y * kept(words, below, factor, j)
+            y = tl.where(real, y, 0.0)
+            if RESIDUAL:
+                y += tl.load(residual + at + offsets, mask=mask, other=0.0).to(tl.float32)
+            tl.store(out + at + offsets, y.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def gradient_of_z(x, grad_out, mask, mean, scale, gain, shift, ACTIVATION: tl.constexpr):
-    """x̂, and ∂L/∂z for z = x̂ w + b where nothing is dropped, of one tile; 0 outside the mask."""
-    normed = tl.load(x, mask=mask, other=0.0).to(tl.float32) - mean[None, None, :]
+    """x̂, and ∂L/∂z for z = x̂ w + b where nothing is dropped, of one part of a tile; 0 outside the mask."""
+    normed = tl.load(x, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+    normed = tl.where(mask, normed * scale[None, :], 0.0)
     grad = tl.load(grad_out, mask=mask, other=0.0).to(tl.float32)
-    normed = tl.where(mask, normed * scale[None, None, :], 0.0)
-    return normed, grad * slope(normed * gain[None, None, :] + shift[None, None, :], ACTIVATION)
+    return normed, grad * slope(normed * gain[None, :] + shift[None, :], ACTIVATION)
 
 
-@triton.jit(do_not_specialize=UNKNOWN)
+@triton.jit(do_not_specialize=["size"])
 def sums_kernel(
-    x, grad_out, weight, bias, mean_in, scale_in, rows, seed, of_bias, of_weight,
-    below, factor, size, width, x_stride, grad_stride,
+    x, grad_out, weight, bias, mean_in, scale_in, rows, seed, of_bias, of_weight, below, factor, size, width,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, DROPOUT: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
@@ -237,15 +224,20 @@ def sums_kernel(
     shift = tl.load(bias + columns, mask=inside, other=0.0)
     plain, by_normed = tl.zeros([SUB, COLS], tl.float32), tl.zeros([SUB, COLS], tl.float32)
     for start in range(part * each, tl.minimum(part * each + each, count), 8 * SUB):
-        mask = (tile_rows(start, SUB) < count)[:, :, None] & inside[None, None, :]
-        normed, grad = gradient_of_z(
-            at(x, start, x_stride, columns, SUB), at(grad_out, start, grad_stride, columns, SUB), mask,
-            mean, scale, gain, shift, ACTIVATION,
-        )  # fmt: skip
+        at = (tl.full((), 0, tl.int64) + start) * width
         if DROPOUT:
-            grad = grad * kept(seed, start, columns, below, factor, SUB)
-        plain += tl.sum(grad, 0)
-        by_normed += tl.sum(grad * normed, 0)
+            words = draw(seed, start, columns, SUB)
+        for j in tl.static_range(8):
+            local = j * SUB + tl.arange(0, SUB)
+            mask = (start + local < count)[:, None] & inside[None, :]
+            offsets = local[:, None] * width + columns[None, :]
+            normed, grad = gradient_of_z(
+                x + at + offsets, grad_out + at + offsets, mask, mean, scale, gain, shift, ACTIVATION
+            )
+            if DROPOUT:
+                grad = grad * kept(words, below, factor, j)
+            plain += grad
+            by_normed += grad * normed
     tl.store(of_bias + part * width + columns, tl.sum(plain, 0), mask=inside)
     tl.store(of_weight + part * width + columns, tl.sum(by_normed, 0), mask=inside)
 
@@ -253,7 +245,7 @@ def sums_kernel(
 @triton.jit(do_not_specialize=["size"])
 def gradient_kernel(
     x, grad_out, weight, bias, mean_in, scale_in, rows, seed, of_bias, of_weight,
-    grad_x, grad_update, grad_weight, grad_bias, below, factor, size, width, x_stride, grad_stride,
+    grad_x, grad_update, grad_weight, grad_bias, below, factor, size, width,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, ADD: tl.constexpr, DROPOUT: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
@@ -266,34 +258,36 @@ def gradient_kernel(
     count = real_rows(rows, size, MASKED)
     places = tl.arange(0, PARTS)[:, None] * width + columns[None, :]
     there = (piece_counts(count, PARTS, SUB) > 0)[:, None] & inside[None, :]
-    plain = tl.load(of_bias + places, mask=there, other=0.0)
-    by_normed = tl.load(of_weight + places, mask=there, other=0.0)
-    mean = tl.load(mean_in + columns, mask=inside, other=0.0)
-    scale = tl.load(scale_in + columns, mask=inside, other=0.0)
-    gain = tl.load(weight + columns, mask=inside, other=0.0)
-    shift = tl.load(bias + columns, mask=inside, other=0.0)
-    plain, by_normed = tl.sum(plain, 0), tl.sum(by_normed, 0)
+    plain = tl.sum(tl.load(of_bias + places, mask=there, other=0.0), 0)
+    by_normed = tl.sum(tl.load(of_weight + places, mask=there, other=0.0), 0)
     first = tl.program_id(0) == 0
     tl.store(grad_bias + columns, plain, mask=inside & first)
     tl.store(grad_weight + columns, by_normed, mask=inside & first)
     share = tl.where(count >= 2, 1 / tl.maximum(count, 1).to(tl.float32), 0.0)
     plain, by_normed = plain * share, by_normed * share
+
+    mean = tl.load(mean_in + columns, mask=inside, other=0.0)
+    scale = tl.load(scale_in + columns, mask=inside, other=0.0)
+    gain = tl.load(weight + columns, mask=inside, other=0.0)
+    shift = tl.load(bias + columns, mask=inside, other=0.0)
     for start in range(tl.program_id(0) * 8 * SUB, size, tl.num_programs(0) * 8 * SUB):
-        real = (tile_rows(start, SUB) < count)[:, :, None] & inside[None, None, :]
-        mask = (tile_rows(start, SUB) < size)[:, :, None] & inside[None, None, :]
-        normed, grad = gradient_of_z(
-            at(x, start, x_stride, columns, SUB), at(grad_out, start, grad_stride, columns, SUB), real,
-            mean, scale, gain, shift, ACTIVATION,
-        )  # fmt: skip
+        at = (tl.full((), 0, tl.int64) + start) * width
         if DROPOUT:
-            factors = kept(seed, start, columns, below, factor, SUB)
-            if not ADD:
-                grad = grad * factors
-        grad = grad - plain[None, None, :] - normed * by_normed[None, None, :]
-        grad = tl.where(real, grad * (gain * scale)[None, None, :], 0.0)
-        tl.store(at(grad_x, start, width, columns, SUB), grad.to(grad_x.dtype.element_ty), mask=mask)
-        if ADD:
-            if DROPOUT:
-                grad = grad * factors
-            of_update = grad.to(grad_update.dtype.element_ty)
-            tl.store(at(grad_update, start, width, columns, SUB), of_update, mask=mask)
+            words = draw(seed, start, columns, SUB)
+        for j in tl.static_range(8):
+            local = j * SUB + tl.arange(0, SUB)
+            real = (start + local < count)[:, None] & inside[None, :]
+            mask = (start + local < size)[:, None] & inside[None, :]
+            offsets = local[:, None] * width + columns[None, :]
+            normed, grad = gradient_of_z(
+                x + at + offsets, grad_out + at + offsets, real, mean, scale, gain, shift, ACTIVATION
+            )
+            if DROPOUT and not ADD:
+                grad = grad * kept(words, below, factor, j)
+            grad = (grad - plain[None, :] - normed * by_normed[None, :]) * (gain * scale)[None, :]
+            grad = tl.where(real, grad, 0.0)
+            tl.store(grad_x + at + offsets, grad.to(grad_x.dtype.element_ty), mask=mask)
+            if ADD:
+                if DROPOUT:
+                    grad = grad * kept(words, below, factor, j)
+                tl.store(grad_update + at + offsets, grad.to(grad_update.dtype.element_ty), mask=mask)
