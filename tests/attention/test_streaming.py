@@ -31,7 +31,7 @@ on_gpu = pytest.mark.skipif(not GPU, reason="no GPU")
 @pytest.fixture(autouse=not GPU)
 def large_tiles(monkeypatch):
     """What the interpreter takes per operation hardly depends on the tile."""
-    monkeypatch.setattr(launch, "_stream_tiles", lambda q, v, max_nodes: (launch.Stream(64, 64, 4, 1),) * 4)
+    monkeypatch.setattr(launch, "stream_tiles", lambda q, v, streamed: (launch.Stream(64, 64, 4, 1),) * 4)
 
 
 @pytest.fixture

@@ -140,20 +140,8 @@ def query_kernel(
         tl.store(place + 6 * stat_stride, m * 0 - 1, mask=is_row)  # the pivot's number, which nobody kept
         place = plain + head * (stat_stride // heads) + start + rows
         keep_for_keys(
-            place,
-            stat_stride,
-            is_row,
-            gentle,
-            pivot,
-            level,
-            steep,
-            m,
-            limit,
-            mean,
-            pull,
-            grad_log_kappa,
-            norm_s,
-            norm_u,
-        )
+            place, stat_stride, is_row, gentle, pivot, level, steep, m, limit,
+            mean, pull, grad_log_kappa, norm_s, norm_u,
+        )  # fmt: skip
         if tl.max((is_row & (gentle == 0)).to(tl.int32), 0) > 0:
             tl.store(found + graph * heads + head, 1)  # whoever comes, the same value

@@ -28,22 +28,6 @@ def split_part(
 
 
 @triton.jit
-def split_kernel(
-    packed, out0, out1, out2, out3, out4, scales, eps, PARTS: tl.constexpr, NORMED: tl.constexpr,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    node = tl.program_id(0).to(tl.int64)
-    split_part(packed, out0, scales, node, eps, 0, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
-    split_part(packed, out1, scales, node, eps, 1, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
-    if PARTS > 2:
-        split_part(packed, out2, scales, node, eps, 2, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
-    if PARTS > 3:
-        split_part(packed, out3, scales, node, eps, 3, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
-    if PARTS > 4:
-        split_part(packed, out4, scales, node, eps, 4, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
-
-
-@triton.jit
 def join_part(
     packed, grad, scales, of_packed, node, PART: tl.constexpr, PARTS: tl.constexpr, NORMED: tl.constexpr,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -65,19 +49,31 @@ def join_part(
 
 
 @triton.jit
-def join_kernel(
-    packed, grad0, grad1, grad2, grad3, grad4, scales, of_packed, PARTS: tl.constexpr, NORMED: tl.constexpr,
+def one_part(
+    packed, part, scales, of_packed, node, eps, PART: tl.constexpr, PARTS: tl.constexpr, NORMED: tl.constexpr,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    if of_packed is None:
+        split_part(packed, part, scales, node, eps, PART, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
+    else:
+        join_part(packed, part, scales, of_packed, node, PART, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
+
+
+@triton.jit
+def parts_kernel(
+    packed, part0, part1, part2, part3, part4, scales, of_packed, eps, PARTS: tl.constexpr, NORMED: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A node's parts out of its row, or their gradients into that of the row."""
     node = tl.program_id(0).to(tl.int64)
-    join_part(packed, grad0, scales, of_packed, node, 0, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
-    join_part(packed, grad1, scales, of_packed, node, 1, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
+    one_part(packed, part0, scales, of_packed, node, eps, 0, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
+    one_part(packed, part1, scales, of_packed, node, eps, 1, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
     if PARTS > 2:
-        join_part(packed, grad2, scales, of_packed, node, 2, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
+        one_part(packed, part2, scales, of_packed, node, eps, 2, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
     if PARTS > 3:
-        join_part(packed, grad3, scales, of_packed, node, 3, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
+        one_part(packed, part3, scales, of_packed, node, eps, 3, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
     if PARTS > 4:
-        join_part(packed, grad4, scales, of_packed, node, 4, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
+        one_part(packed, part4, scales, of_packed, node, eps, 4, PARTS, NORMED, HEADS, WIDTH, ROWS, COLUMNS)
 
 
 def split(packed: Tensor, normed: int, eps: float) -> list[Tensor]:
@@ -86,7 +82,7 @@ def split(packed: Tensor, normed: int, eps: float) -> list[Tensor]:
     outs = [packed.new_empty((nodes, heads, width)) for _ in range(parts)]
     scales = packed.new_empty((nodes, normed, heads), dtype=torch.float32)
     if nodes:
-        split_kernel[(nodes,)](packed, *_five(outs), scales, eps, parts, normed, **_tile(heads, width))
+        parts_kernel[(nodes,)](packed, *_five(outs), scales, None, eps, parts, normed, **_tile(heads, width))
     return [*outs, scales]
 
 
@@ -94,8 +90,8 @@ def join(grads: list[Tensor], packed: Tensor, scales: Tensor) -> Tensor:
     nodes, parts, heads, width = packed.shape
     out = torch.empty_like(packed)
     if nodes:
-        join_kernel[(nodes,)](
-            packed, *_five(grads), scales, out, parts, scales.size(1), **_tile(heads, width)
+        parts_kernel[(nodes,)](
+            packed, *_five(grads), scales, out, 0.0, parts, scales.size(1), **_tile(heads, width)
         )
     return out
 

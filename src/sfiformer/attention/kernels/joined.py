@@ -46,25 +46,6 @@ def join_layer(
 
 
 @triton.jit
-def join_kernel(
-    w0, w1, w2, w3, w4, b0, b1, b2, b3, b4, joint, joint_bias,
-    PARTS: tl.constexpr, OUT: tl.constexpr, WIDE_OUT: tl.constexpr, IN_PARTS: tl.constexpr, IN: tl.constexpr,
-    WIDE_IN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    layer = tl.program_id(1)
-    if layer == 0:
-        join_layer(w0, b0, joint, joint_bias, 0, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
-    elif layer == 1:
-        join_layer(w1, b1, joint, joint_bias, 1, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
-    elif layer == 2:
-        join_layer(w2, b2, joint, joint_bias, 2, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
-    elif layer == 3:
-        join_layer(w3, b3, joint, joint_bias, 3, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
-    else:
-        join_layer(w4, b4, joint, joint_bias, 4, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
-
-
-@triton.jit
 def part_layer(
     weight, bias, joint, joint_bias, LAYER: tl.constexpr, PARTS: tl.constexpr, OUT: tl.constexpr, WIDE_OUT: tl.constexpr,
     IN_PARTS: tl.constexpr, IN: tl.constexpr, WIDE_IN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -92,22 +73,49 @@ def part_layer(
 
 
 @triton.jit
-def part_kernel(
+def one_layer(
+    weight, bias, joint, joint_bias, LAYER: tl.constexpr, PARTS: tl.constexpr, OUT: tl.constexpr, WIDE_OUT: tl.constexpr,
+    IN_PARTS: tl.constexpr, IN: tl.constexpr, WIDE_IN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    JOIN: tl.constexpr,
+):  # fmt: skip
+    if JOIN:
+        join_layer(
+            weight, bias, joint, joint_bias, LAYER, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS
+        )
+    else:
+        part_layer(
+            weight, bias, joint, joint_bias, LAYER, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS
+        )
+
+
+@triton.jit
+def layers_kernel(
     w0, w1, w2, w3, w4, b0, b1, b2, b3, b4, joint, joint_bias,
     PARTS: tl.constexpr, OUT: tl.constexpr, WIDE_OUT: tl.constexpr, IN_PARTS: tl.constexpr, IN: tl.constexpr,
-    WIDE_IN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDE_IN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, JOIN: tl.constexpr,
 ):  # fmt: skip
+    """Layers into the joint matrix, or out of it."""
     layer = tl.program_id(1)
     if layer == 0:
-        part_layer(w0, b0, joint, joint_bias, 0, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+        one_layer(
+            w0, b0, joint, joint_bias, 0, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS, JOIN
+        )
     elif layer == 1:
-        part_layer(w1, b1, joint, joint_bias, 1, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+        one_layer(
+            w1, b1, joint, joint_bias, 1, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS, JOIN
+        )
     elif layer == 2:
-        part_layer(w2, b2, joint, joint_bias, 2, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+        one_layer(
+            w2, b2, joint, joint_bias, 2, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS, JOIN
+        )
     elif layer == 3:
-        part_layer(w3, b3, joint, joint_bias, 3, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+        one_layer(
+            w3, b3, joint, joint_bias, 3, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS, JOIN
+        )
     else:
-        part_layer(w4, b4, joint, joint_bias, 4, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS)
+        one_layer(
+            w4, b4, joint, joint_bias, 4, PARTS, OUT, WIDE_OUT, IN_PARTS, IN, WIDE_IN, ROWS, COLUMNS, JOIN
+        )
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -157,7 +165,9 @@ def join(
     bias = joint.new_empty(0 if column else rows)
     options = _sizes(weights[0], parts, wide_out, in_parts, wide_in)
     grid = (triton.cdiv(parts * wide_out, options["ROWS"]), len(weights))
-    join_kernel[grid](*_five(weights), *_five(biases), joint, None if column else bias, **options)
+    layers_kernel[grid](
+        *_five(weights), *_five(biases), joint, None if column else bias, **options, JOIN=True
+    )
     return joint, bias
 
 
@@ -175,7 +185,7 @@ def part(
     of_biases = [weight.new_empty(weight.size(0)) for weight in weights]
     options = _sizes(weights[0], parts, wide_out, in_parts, wide_in)
     grid = (triton.cdiv(weights[0].size(0), options["ROWS"]), len(weights))
-    part_kernel[grid](*_five(of_weights), *_five(of_biases), joint, bias, **options)
+    layers_kernel[grid](*_five(of_weights), *_five(of_biases), joint, bias, **options, JOIN=False)
     return of_weights, of_biases
 
 

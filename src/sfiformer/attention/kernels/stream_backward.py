@@ -101,18 +101,6 @@ def stream_query_kernel(
         place = plain + head * (stat_stride // heads) + start + rows
         limit = pivot + (tl.log(eta) - steep)  # where κ f = η
         keep_for_keys(
-            place,
-            stat_stride,
-            is_row,
-            gentle,
-            pivot,
-            level,
-            steep,
-            m,
-            limit,
-            mean,
-            pull,
-            grad_log_kappa,
-            norm_s,
-            norm_u,
-        )
+            place, stat_stride, is_row, gentle, pivot, level, steep, m, limit,
+            mean, pull, grad_log_kappa, norm_s, norm_u,
+        )  # fmt: skip
