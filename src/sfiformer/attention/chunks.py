@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,6 +12,8 @@ from torch import Tensor
 
 # Numbers in one block of scores (heads × queries × keys); about ten such blocks are alive at a time.
 CHUNK_SIZE = 1 << 19
+# Numbers of one tensor (nodes × heads × width) that are gathered at a time; about sixteen such tensors are.
+SPAN_SIZE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -24,42 +26,55 @@ class Chunk:
     rows: slice  # queries 0 ≤ rows < n; all of them unless there is one large graph
     first: int  # nodes in the chunks before, each counted once
 
-    def block(self, ordered: Tensor, heads: int) -> Tensor:
-        """The nodes of the chunk's graphs, [b · heads, n, width], as a view of what `Order.gather` returns."""
-        first, count = self.first * heads, len(self.graphs) * heads
-        return ordered[first : first + count * self.size].view(count, self.size, ordered.shape[-1])
-
 
 class Order(NamedTuple):
-    """Where the heads of the nodes stand when graphs go by size: by chunk, then by graph, head and node.
+    """Where the heads of the nodes of some chunks stand when graphs go by size: by chunk, then by graph, head and node.
 
     So every chunk is one block of memory, and all of them are gathered at once.
     """
 
-    places: Tensor  # [N · heads] of the rows of [N, heads, width]
-    back: Tensor  # [N · heads] its inverse
+    places: Tensor  # [M · heads] of the rows of [N, heads, width]
+    first: int  # nodes in the chunks before
+    heads: int
 
     @classmethod
-    def of(cls, all_chunks: list[Chunk], heads: int, device: torch.device) -> Order:
-        parts, reached = [torch.empty(0, dtype=torch.int64)], 0
-        for chunk in all_chunks:
+    def of(cls, some: Sequence[Chunk], heads: int, device: torch.device) -> Order:
+        """Of chunks that follow one another."""
+        first = some[0].first if some else 0
+        parts, reached = [torch.empty(0, dtype=torch.int64)], first
+        for chunk in some:
             if chunk.first < reached:  # more rows of a graph that is there already
                 continue
             reached += len(chunk.graphs) * chunk.size
             nodes = torch.tensor(chunk.starts)[:, None, None] + torch.arange(chunk.size)  # [b, 1, n]
             parts.append((nodes * heads + torch.arange(heads)[:, None]).flatten())
-        places = torch.cat(parts)
-        back = torch.empty_like(places)
-        back[places] = torch.arange(len(places))
-        return cls(places.to(device), back.to(device))
+        return cls(torch.cat(parts).to(device), first, heads)
 
     def gather(self, packed: Tensor) -> Tensor:
-        """[N, heads, width] → [N · heads, width], a copy."""
+        """[N, heads, width] → [M · heads, width], a copy."""
         return packed.reshape(-1, packed.shape[-1]).index_select(0, self.places)
 
-    def scatter(self, ordered: Tensor, shape: Sequence[int]) -> Tensor:
-        """Its inverse, to [N, heads, width]."""
-        return ordered.index_select(0, self.back).view(shape)
+    def put(self, packed: Tensor, ordered: Tensor) -> None:
+        """Write [M · heads, width] to its places in [N, heads, width]."""
+        packed.view(-1, packed.shape[-1]).index_copy_(0, self.places, ordered.to(packed.dtype))
+
+    def block(self, chunk: Chunk, ordered: Tensor) -> Tensor:
+        """The nodes of the chunk's graphs, [b · heads, n, width], as a view of what `gather` returns."""
+        start, count = (chunk.first - self.first) * self.heads, len(chunk.graphs) * self.heads
+        return ordered[start : start + count * chunk.size].view(count, chunk.size, ordered.shape[-1])
+
+
+def spans(all_chunks: Iterable[Chunk], numbers: int) -> Iterator[list[Chunk]]:
+    """Chunks that follow one another, together as long as a tensor of so many numbers a node stays below `SPAN_SIZE`."""
+    span: list[Chunk] = []
+    for chunk in all_chunks:
+        end = chunk.first + len(chunk.graphs) * chunk.size
+        if span and chunk.first > span[-1].first and (end - span[0].first) * numbers > SPAN_SIZE:
+            yield span
+            span = []
+        span.append(chunk)
+    if span:
+        yield span
 
 
 def chunks(ptr: Tensor, heads: int, chunk_size: int | None = None) -> Iterator[Chunk]:

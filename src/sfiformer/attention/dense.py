@@ -68,10 +68,11 @@ def dfi_attention(
     for _, of_same_graphs in groupby(all_chunks, key=lambda chunk: chunk.first):
         rows = []  # [1, b · heads, rows, width of v] each
         for chunk in of_same_graphs:
-            queries, keys, values = (chunk.block(x, heads)[None] for x in ordered)
+            queries, keys, values = (order.block(chunk, x)[None] for x in ordered)
             queries = queries[:, :, chunk.rows]
             rows.append(
                 F.scaled_dot_product_attention(queries, keys, values, dropout_p=dropout_p, scale=scale)
             )
         outs.append(torch.cat(rows, dim=2).flatten(0, 2))
-    return order.scatter(torch.cat(outs), v.shape).to(v.dtype)[..., :width]
+    packed = torch.zeros_like(v.flatten(0, 1)).index_copy(0, order.places, torch.cat(outs))
+    return packed.view(v.shape)[..., :width]

@@ -6,13 +6,14 @@ are kept, η and the pivot of its active set; with them the flows are recomputed
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sfiformer.attention.blocks import Block, flows_and_gradients
-from sfiformer.attention.chunks import Chunk, Order, chunks
+from sfiformer.attention.chunks import Chunk, Order, chunks, spans
 from sfiformer.attention.dropout import kept
 from sfiformer.attention.inputs import require_values
 from sfiformer.flow.rows import solve
@@ -38,24 +39,32 @@ def packed_attention(
     """Attention [N, heads, width of v], and η and the pivot of each row, [N, heads]; λ is one number a graph."""
     if check:
         require_values(v, ptr, lam, max_nodes)
-    heads = q.shape[1]
-    all_chunks = list(chunks(ptr, heads))
-    order = Order.of(all_chunks, heads, q.device)
-    parts = _gathered(order, (q, k, v, q_friction, k_friction), scale)
-    parts[2].div_(1 - dropout_p)  # keeps the mean, and is smaller than the flows
-    out, etas = torch.empty_like(parts[2]), torch.empty_like(parts[0][:, :1])
-    pivots = torch.empty_like(etas, dtype=torch.int64)
+    heads, index = q.shape[1], 0
+    work = torch.promote_types(q.dtype, torch.float32)
+    whole = (
+        _fresh(v.shape, v.dtype, ptr, q),
+        _fresh((*q.shape[:2], 1), work, ptr, q),
+        _fresh((*q.shape[:2], 1), torch.int64, ptr, q),
+    )
     with torch.autocast(q.device.type, enabled=False):
-        for index, chunk in enumerate(all_chunks):
-            blocks = [chunk.block(x, heads) for x in parts]
-            block = _block(chunk, blocks, lam, alpha, potential, check)
-            z, eta, pivot = solve(block.rows, block.scales, block.logs)
-            if dropout_p:
-                z.mul_(kept(z, dropout_p, int(seed) + index))
-            for whole, rows in ((out, z @ blocks[2]), (etas, eta), (pivots, pivot)):
-                chunk.block(whole, heads)[:, chunk.rows] = rows
-    out, etas, pivots = (order.scatter(x, (*q.shape[:2], x.shape[1])) for x in (out, etas, pivots))
-    return out.to(v.dtype), etas.squeeze(-1), pivots.squeeze(-1)
+        for span in _spans(ptr, q, v):
+            order = Order.of(span, heads, q.device)
+            parts = _gathered(order, (q, k, v, q_friction, k_friction), scale)
+            parts[2].div_(1 - dropout_p)  # keeps the mean, and is smaller than the flows
+            found = [parts[0].new_empty((len(parts[0]), x.shape[2]), dtype=x.dtype) for x in whole]
+            for chunk in span:
+                blocks = [order.block(chunk, x) for x in parts]
+                block = _block(chunk, blocks, lam, alpha, potential, check)
+                z, eta, pivot = solve(block.rows, block.scales, block.logs)
+                if dropout_p:
+                    z.mul_(kept(z, dropout_p, int(seed) + index))
+                for here, rows in zip(found, (z @ blocks[2], eta, pivot), strict=True):
+                    order.block(chunk, here)[:, chunk.rows] = rows
+                index += 1
+            for packed, here in zip(whole, found, strict=True):
+                order.put(packed, here)
+    out, etas, pivots = whole
+    return out, etas.squeeze(-1), pivots.squeeze(-1)
 
 
 @torch.library.custom_op("sfiformer::packed_attention_backward", mutates_args=())
@@ -77,38 +86,43 @@ def packed_attention_backward(
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, q_friction, k_friction and lam, by the closed form of `sfiformer.flow.exact`."""
-    inputs, heads = (q, k, v, q_friction, k_friction), q.shape[1]
-    all_chunks = list(chunks(ptr, heads))
-    order = Order.of(all_chunks, heads, q.device)
-    parts = _gathered(order, inputs, scale)
-    etas, pivots, grad_out = (order.gather(x) for x in (etas.unsqueeze(-1), pivots.unsqueeze(-1), grad_out))
-    grad_out = grad_out.to(parts[0].dtype).div_(1 - dropout_p)
-    grads = [torch.empty_like(x) for x in parts]
+    inputs, heads, index = (q, k, v, q_friction, k_friction), q.shape[1], 0
+    rows_of = (etas.unsqueeze(-1), pivots.unsqueeze(-1), grad_out)
+    of_inputs = [_fresh(x.shape, x.dtype, ptr, q) for x in inputs]
     grad_lam = torch.zeros_like(lam)
     with torch.autocast(q.device.type, enabled=False):
-        for index, chunk in enumerate(all_chunks):
-            blocks, grad_blocks = ([chunk.block(x, heads) for x in whole] for whole in (parts, grads))
-            block = _block(chunk, blocks, lam, alpha, potential, check=False)
-            eta, pivot, grad = (chunk.block(x, heads)[:, chunk.rows] for x in (etas, pivots, grad_out))
-            g = grad @ blocks[2].mT
-            if dropout_p:
-                mask = kept(g, dropout_p, int(seed) + index)
-                g.mul_(mask)
-            z, gradients = flows_and_gradients(block, eta, pivot, g)
-            if dropout_p:
-                z.mul_(mask)
+        for span in _spans(ptr, q, v):
+            order = Order.of(span, heads, q.device)
+            parts = _gathered(order, inputs, scale)
+            eta_here, pivot_here, grad_here = (order.gather(x) for x in rows_of)
+            grad_here = grad_here.to(parts[0].dtype).div_(1 - dropout_p)
+            grads = [torch.empty_like(x) for x in parts]
+            for chunk in span:
+                blocks, grad_blocks = ([order.block(chunk, x) for x in whole] for whole in (parts, grads))
+                block = _block(chunk, blocks, lam, alpha, potential, check=False)
+                eta, pivot, grad = (
+                    order.block(chunk, x)[:, chunk.rows] for x in (eta_here, pivot_here, grad_here)
+                )
+                g = grad @ blocks[2].mT
+                if dropout_p:
+                    mask = kept(g, dropout_p, int(seed) + index)
+                    g.mul_(mask)
+                z, gradients = flows_and_gradients(block, eta, pivot, g)
+                if dropout_p:
+                    z.mul_(mask)
 
-            more = int(chunk.rows.start > 0)  # 0 overwrites: these rows are the first that reach the keys
-            grad_blocks[2].baddbmm_(z.mT, grad, beta=more)
-            for query, key, grad_scores in ((0, 1, gradients.s), (3, 4, gradients.u)):
-                grad_blocks[query][:, chunk.rows].baddbmm_(grad_scores, blocks[key], beta=0, alpha=scale)
-                grad_blocks[key].baddbmm_(grad_scores.mT, blocks[query][:, chunk.rows], beta=more)
-            at, zero = (x.view(len(chunk.graphs), -1).sum(-1) for x in gradients[2:])
-            chunk_lam = lam[chunk.graphs]
-            grad_lam[chunk.graphs] += torch.where(chunk_lam > 0, at / chunk_lam, zero).to(lam.dtype)
-    of_q, of_k, of_v, of_q_friction, of_k_friction = (
-        order.scatter(g, x.shape).to(x.dtype) for g, x in zip(grads, inputs, strict=True)
-    )
+                more = int(chunk.rows.start > 0)  # 0 overwrites: these rows are the first that reach the keys
+                grad_blocks[2].baddbmm_(z.mT, grad, beta=more)
+                for query, key, grad_scores in ((0, 1, gradients.s), (3, 4, gradients.u)):
+                    grad_blocks[query][:, chunk.rows].baddbmm_(grad_scores, blocks[key], beta=0, alpha=scale)
+                    grad_blocks[key].baddbmm_(grad_scores.mT, blocks[query][:, chunk.rows], beta=more)
+                at, zero = (x.view(len(chunk.graphs), -1).sum(-1) for x in gradients[2:])
+                chunk_lam = lam[chunk.graphs]
+                grad_lam[chunk.graphs] += torch.where(chunk_lam > 0, at / chunk_lam, zero).to(lam.dtype)
+                index += 1
+            for packed, here in zip(of_inputs, grads, strict=True):
+                order.put(packed, here)
+    of_q, of_k, of_v, of_q_friction, of_k_friction = of_inputs
     return of_q, of_k, of_v, of_q_friction, of_k_friction, grad_lam
 
 
@@ -149,6 +163,16 @@ def _backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ..
 
 
 packed_attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _fresh(shape: Sequence[int], dtype: torch.dtype, ptr: Tensor, like: Tensor) -> Tensor:
+    """A tensor for what is found of all nodes; those beyond the last graph, if there are any, have zeros."""
+    make = like.new_empty if int(ptr[-1]) == len(like) else like.new_zeros
+    return make(tuple(shape), dtype=dtype)
+
+
+def _spans(ptr: Tensor, q: Tensor, v: Tensor) -> Iterator[list[Chunk]]:
+    return spans(chunks(ptr, q.shape[1]), q.shape[1] * max(q.shape[2], v.shape[2]))
 
 
 def _gathered(order: Order, inputs: tuple[Tensor, ...], scale: float) -> list[Tensor]:
