@@ -22,6 +22,20 @@ def test_chunk_size_does_not_change_results(monkeypatch, size, arguments):
         torch.testing.assert_close(x, y, atol=1e-12, rtol=1e-10)
 
 
+@pytest.mark.parametrize("span_size", [1, 200])
+def test_spans_and_parts_side_by_side_change_nothing(monkeypatch, span_size):
+    inputs = packed().leaves()
+    expected = attend(inputs, lam=0.3)
+    of_expected = torch.autograd.grad(expected.square().sum(), inputs[:5])
+    monkeypatch.setattr("sfiformer.attention.chunks.SPAN_SIZE", span_size)
+    side_by_side = torch.stack([x.detach() for x in inputs[:5]], dim=1).requires_grad_()
+    found = attend([*side_by_side.unbind(1), *inputs[5:]], lam=0.3)
+    (of_found,) = torch.autograd.grad(found.square().sum(), side_by_side)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
+    for x, y in zip(of_found.unbind(1), of_expected, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-12, rtol=1e-10)
+
+
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])
 def test_every_row_is_in_one_chunk(size):
     ptr, heads = packed().ptr, 2

@@ -52,7 +52,13 @@ class Order(NamedTuple):
 
     def gather(self, packed: Tensor) -> Tensor:
         """[N, heads, width] → [M · heads, width], a copy."""
-        return packed.reshape(-1, packed.shape[-1]).index_select(0, self.places)
+        nodes, heads, width = packed.shape
+        places, apart = self.places, packed.stride(0) // max(width, 1)
+        if nodes and apart > heads and packed.stride() == (apart * width, width, 1):
+            # One of several parts side by side: as it lies, or else each time all of it would be copied.
+            packed = packed.as_strided((nodes * apart - apart + heads, width), (width, 1))
+            places = places + places // heads * (apart - heads)
+        return packed.reshape(-1, width).index_select(0, places)
 
     def put(self, packed: Tensor, ordered: Tensor) -> None:
         """Write [M · heads, width] to its places in [N, heads, width]."""

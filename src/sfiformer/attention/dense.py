@@ -63,7 +63,7 @@ def dfi_attention(
     q, k, v = (widened(x, wide(x.shape[2], x)) for x in (q, k, v))
     all_chunks = list(chunks(ptr, heads, chunk_size))
     order = Order.of(all_chunks, heads, q.device)
-    ordered = [order.gather(x) for x in (q, k, v)]
+    ordered = [order.gather(x.contiguous()) for x in (q, k, v)]
     outs = [ordered[2][:0]]
     for _, of_same_graphs in groupby(all_chunks, key=lambda chunk: chunk.first):
         rows = []  # [1, b · heads, rows, width of v] each
