@@ -149,16 +149,8 @@ def _parted(
 
 
 @_joined.register_fake
-def _(
-    weights: list[Tensor],
-    biases: list[Tensor],
-    parts: int,
-    wide_out: int,
-    in_parts: int,
-    wide_in: int,
-    dtype: torch.dtype,
-    column: bool,
-) -> tuple[Tensor, Tensor]:
+def _(weights: list[Tensor], biases: list[Tensor], *options: Any) -> tuple[Tensor, Tensor]:
+    parts, wide_out, in_parts, wide_in, dtype, column = options
     rows = len(weights) * parts * wide_out
     weight = weights[0].new_empty((rows, in_parts * wide_in), dtype=dtype)
     return weight, weight.new_empty(0 if column else rows)
