@@ -52,10 +52,11 @@ def row_sum(
     if out.numel() == 0:
         return out
     terms = len(x) if column is None else len(column)
-    # Few long rows are cut into narrow columns: more programs, and more terms at a time in each.
-    columns = min(triton.next_power_of_2(width), 64 if terms <= 64 * rows else 16)
-    edges = tile_edges(terms, rows, columns)
-    warps = tile_warps(edges * columns)
+    if terms <= 64 * rows:
+        columns = min(triton.next_power_of_2(width), 1024)
+        edges, warps = tile_edges(terms, rows, columns), tile_warps(columns)
+    else:  # few long rows are cut into narrow columns: more programs, and more terms at a time in each
+        columns, edges, warps = min(triton.next_power_of_2(width), 16), 128, 8
     row_sum_kernel[(rows, triton.cdiv(width, columns))](
         x, out, ptr, order, column, weight, loop, width, columns, edges, num_warps=warps
     )
@@ -63,10 +64,10 @@ def row_sum(
 
 
 def tile_edges(terms: int, rows: int, columns: int) -> int:
-    """Terms at a time: about as many as a row has, so that most rows are one trip to memory."""
-    return max(1, min(triton.next_power_of_2(-(-terms // rows)), 128, 2048 // columns))
+    """Terms at a time: about as many as a row has, or as make a tile of 256 numbers, eight for each thread of a warp."""
+    return max(1, min(triton.next_power_of_2(-(-terms // rows)), 256 // columns))
 
 
-def tile_warps(numbers: int) -> int:
-    """Warps for a tile of so many numbers: eight a thread."""
-    return max(1, min(8, numbers // 256))
+def tile_warps(columns: int) -> int:
+    """Warps for so many columns, 256 each: no two of them share a column, so that none waits for a sum with another."""
+    return max(1, min(8, columns // 256))
