@@ -63,12 +63,9 @@ def backward_kernel(
     share = near_share(raw_gamma)
     own = tl.load(bias + columns, mask=inside, other=0.0)
     by = tl.load(gain + columns, mask=inside, other=0.0)
-    by_x, plain, of_own = (
-        tl.zeros([COLS], tl.float32),
-        tl.zeros([COLS], tl.float32),
-        tl.zeros([COLS], tl.float32),
-    )
-    mixed = tl.zeros([COLS], tl.float32)
+    # Each place of the tile adds up its own rows; warps wait for one another once, at the end.
+    by_x, plain = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
+    of_own, mixed = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
     for start in range(part * ROWS, size, parts * ROWS):
         rows = start + tl.arange(0, ROWS)
         real = (rows < size)[:, None]
@@ -77,21 +74,21 @@ def backward_kernel(
         of_x = tl.load(grad + rows[:, None].to(tl.int64) * stride + columns[None, :], mask=mask, other=0.0)
         of_x = of_x.to(tl.float32)
         x, scale, apart = normalised(near, far, own, share, at, mask, inside, eps, DIM)
-        by_x += tl.sum(of_x * x, 0)
-        plain += tl.sum(of_x, 0)
+        by_x += of_x * x
+        plain += of_x
         of_x *= by[None, :]
         of_y = of_x - (tl.sum(of_x, 1) / DIM)[:, None] - x * (tl.sum(of_x * x, 1) / DIM)[:, None]
         of_y = tl.where(mask, of_y * scale[:, None], 0.0)
-        of_own += tl.sum(of_y, 0)
-        mixed += tl.sum(of_y * apart, 0)
+        of_own += of_y
+        mixed += of_y * apart
         whole = real & (columns < WIDE)[None, :]  # columns of padding get 0
         tl.store(of_near + at, (of_y * share).to(of_near.dtype.element_ty), mask=whole)
         tl.store(of_far + at, (of_y * (1 - share)).to(of_far.dtype.element_ty), mask=whole)
     at = sums + part * DIM + columns
-    tl.store(at, by_x, mask=inside)
-    tl.store(at + parts * DIM, plain, mask=inside)
-    tl.store(at + 2 * parts * DIM, of_own, mask=inside)
-    tl.store(of_share + part, tl.sum(mixed, 0))
+    tl.store(at, tl.sum(by_x, 0), mask=inside)
+    tl.store(at + parts * DIM, tl.sum(plain, 0), mask=inside)
+    tl.store(at + 2 * parts * DIM, tl.sum(of_own, 0), mask=inside)
+    tl.store(of_share + part, tl.sum(tl.sum(mixed, 0), 0))
 
 
 @triton.jit(do_not_specialize=["parts"])
