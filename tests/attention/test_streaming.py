@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="the kernels need Triton")
 from triton.runtime.interpreter import InterpreterBuilder  # noqa: E402
 
 from packing import margins, poisoned  # noqa: E402
-from sfiformer.attention import dfi_attention, kernels, sfi_attention  # noqa: E402
+from sfiformer.attention import dfi_attention, fused, kernels, sfi_attention  # noqa: E402
 from sfiformer.attention.kernels import launch  # noqa: E402
 from sfiformer.attention.packed import packed_attention  # noqa: E402
 
@@ -159,11 +159,12 @@ def test_small_and_large_graphs_share_a_batch(monkeypatch):
 
 @pytest.fixture
 def large_from_65(monkeypatch):
-    """`attend` sends the CPU's tensors to the kernels too, and streams graphs of more than 64 nodes."""
+    """`fused_attend` sends the CPU's tensors to the kernels too, and streams graphs of more than 64 nodes."""
     if GPU:
         pytest.skip("a GPU does so with larger graphs, below")
-    monkeypatch.setattr(kernels, "usable", lambda x: x.dtype != torch.float64)
-    for module in (kernels, launch):
+    for module in (kernels, fused):
+        monkeypatch.setattr(module, "usable", lambda x: x.dtype != torch.float64)
+    for module in (fused, launch):
         monkeypatch.setattr(module, "MAX_NODES", 64)
 
 
@@ -174,6 +175,17 @@ def test_sfi_attention_streams_large_graphs(large_from_65, alpha, potential):
     case = (sizes, tensors, grad, alpha, potential)
     got, expected = (with_gradients(op, *case) for op in (sfi_attention, launch.fused_attention))
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_heads_of_other_widths_are_padded(large_from_65, monkeypatch):
+    sizes = [9, 20]
+    tensors, grad = make(sizes, width=13, value_width=5)
+    case = (sizes, tensors, grad, 0.1, False)
+    expected = with_gradients(launch.fused_attention, *case)
+    monkeypatch.setattr(fused, "wide", lambda width, like: 16)
+    for a, b in zip(with_gradients(sfi_attention, *case), expected, strict=True):
+        assert a.shape == b.shape
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("max_nodes", [None, 70])

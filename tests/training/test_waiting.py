@@ -38,7 +38,14 @@ GRAPHS, NODES, EDGES = 40, 512, 1024
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
-    for place in ("attention.kernels", "attention.heads", "attention.widths", "nn.gated_sum", "nn.norms"):
+    for place in (
+        "attention.kernels",
+        "attention.fused",
+        "attention.heads",
+        "attention.widths",
+        "nn.gated_sum",
+        "nn.norms",
+    ):
         monkeypatch.setattr(f"sfiformer.{place}.usable", lambda x: True)
     monkeypatch.setattr("sfiformer.attention.widths.wide", lambda width, like: -(-width // 8) * 8)
     monkeypatch.setattr("sfiformer.attention.dropout._LARGE", 1 << 62)  # a CPU draws on the host

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sfiformer.attention import kernels
 from sfiformer.attention.chunks import Order, chunks
+from sfiformer.attention.fused import fused_attend
 from sfiformer.attention.inputs import require_finite, require_ptr, require_shapes
 from sfiformer.attention.widths import wide, widened
 from sfiformer.flow import checks
@@ -40,7 +40,7 @@ def dfi_attention(
         require_finite(q=q, k=k, v=v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if q.dtype == k.dtype == v.dtype:
-        fused = kernels.attend(
+        fused = fused_attend(
             q,
             k,
             v,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sfiformer.attention import kernels
+from sfiformer.attention.fused import fused_attend
 from sfiformer.attention.inputs import require_finite, require_shapes, require_values
 from sfiformer.attention.packed import packed_attention
 from sfiformer.flow import checks
@@ -81,7 +82,7 @@ def sfi_attention(
     if look and kernels.usable(q):  # on other devices the plain operator looks
         require_values(v, ptr, lam, max_nodes)
         require_finite(q=q, k=k, q_friction=q_friction, k_friction=k_friction)
-    fused = kernels.attend(
+    fused = fused_attend(
         *tensors,
         ptr,
         lam,

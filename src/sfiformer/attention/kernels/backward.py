@@ -10,7 +10,7 @@ No atomics: two runs agree to the bit.
 import triton
 import triton.language as tl
 
-from sfiformer.attention.kernels.key_backward import keep_for_keys
+from sfiformer.attention.kernels.key_backward import keep_for_keys, note_found
 from sfiformer.attention.kernels.solving import exp, flows, gentle_weights
 from sfiformer.attention.kernels.streaming import is_gentle
 from sfiformer.attention.kernels.tiles import combine, kept, locate, products
@@ -58,7 +58,7 @@ def gradient_of_u(u, valid, gate, grad_log_kappa, norm_u):
 @triton.jit(do_not_specialize=["graphs", "stat_stride"])
 def query_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_q, grad_q_friction, plain, found, stats, sums, ptr, seed,
-    scale, dropout_p, graphs, heads, width, value_width, stat_stride,
+    scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
 ):  # fmt: skip
@@ -144,4 +144,18 @@ def query_kernel(
             mean, pull, grad_log_kappa, norm_s, norm_u,
         )  # fmt: skip
         if tl.max((is_row & (gentle == 0)).to(tl.int32), 0) > 0:
-            tl.store(found + graph * heads + head, 1)  # whoever comes, the same value
+            note_found(found, graph * heads + head)
+
+
+@triton.jit
+def lam_kernel(sums, ptr, lam, grad_lam, heads, BLOCK: tl.constexpr):
+    """∂L/∂λ of one graph, Σ ∂L/∂log κ / λ over its rows of ``sums`` [N, heads]; 0 where λ is."""
+    graph = tl.program_id(0)
+    start, end = tl.load(ptr + graph) * heads, tl.load(ptr + graph + 1) * heads
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(start, end, BLOCK):
+        place = first + tl.arange(0, BLOCK)
+        total += tl.load(sums + place, mask=place < end, other=0.0)
+    strength = tl.load(lam + graph)
+    grad = tl.where(strength > 0, tl.sum(total, 0) / tl.where(strength > 0, strength, 1.0), 0.0)
+    tl.store(grad_lam + graph, grad)

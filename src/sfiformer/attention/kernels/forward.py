@@ -10,7 +10,7 @@ from sfiformer.attention.kernels.tiles import combine, kept, locate, products
 @triton.jit(do_not_specialize=["graphs", "stat_stride"])  # they change from batch to batch
 def forward_kernel(
     q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed,
-    log_alpha, scale, dropout_p, graphs, heads, width, value_width, stat_stride,
+    log_alpha, scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, HARD: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     LOG_GENTLE: tl.constexpr,

@@ -36,6 +36,13 @@ def keep_for_keys(
 
 
 @triton.jit
+def note_found(found, place):
+    """That there are rows which are not gentle: anywhere at all, and in one graph and head. Whoever comes writes the same."""
+    tl.store(found, 1)
+    tl.store(found + 1 + place, 1)
+
+
+@triton.jit
 def store_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
     """Write the tile ``x`` [rows, WIDTH] of a tensor whose heads have ``width`` columns."""
     columns = tl.arange(0, WIDTH)
@@ -66,7 +73,7 @@ def plain_gradients(
 @triton.jit(do_not_specialize=["graphs", "stat_stride"])
 def key_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, plain, stats, sums, ptr, seed,
-    scale, dropout_p, graphs, heads, width, value_width, stat_stride,
+    scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sfiformer.attention.branches import Branches
 from sfiformer.attention.kernels import MAX_NODES
-from sfiformer.attention.kernels.backward import query_kernel
+from sfiformer.attention.kernels.backward import lam_kernel, query_kernel
 from sfiformer.attention.kernels.forward import forward_kernel
 from sfiformer.attention.kernels.key_backward import key_kernel
 from sfiformer.attention.kernels.pivot_backward import pivot_key_kernel, pivot_query_kernel
@@ -64,7 +64,7 @@ def fused_attention(
     branches = Branches("buckets", q)
     # Half of the registers hold a gentle tile: twice as many programs at a time.
     lean = {"maxnreg": 128} if q.element_size() == 2 and q.is_cuda else {}
-    for bucket, below, tiles in buckets_in_use(graphs, nodes, min(max_nodes, MAX_NODES)):
+    for bucket, below, tiles in buckets_in_use(q, graphs, min(max_nodes, MAX_NODES)):
         options = on_chip_options(bucket, below, q, q_friction is None, potential, dropout_p)
         with branches.next():
             forward_kernel[(tiles, heads)](
@@ -109,7 +109,7 @@ def fused_attention_backward(
     sums = q.new_empty((7, nodes, heads), dtype=torch.float32)
     graphs, dense = len(ptr) - 1, q_friction is None
     plain = sums.new_empty((7, heads, nodes))  # of gentle rows, for the keys
-    found = torch.zeros((graphs, heads), dtype=torch.int32, device=q.device)  # whether there are other rows
+    found = torch.zeros(1 + graphs * heads, dtype=torch.int32, device=q.device)  # other rows: `note_found`
     inputs = (q, k, v, q_friction, k_friction, grad_out.contiguous())
     tail = (stats, sums, ptr, seed, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
     _, queries, keys, steep = stream_tiles(q, v, max_nodes > MAX_NODES)
@@ -120,8 +120,8 @@ def fused_attention_backward(
 
     large = {"MORE_THAN": MAX_NODES, "LOG_GENTLE": STRICT}
     branches = Branches("buckets", q)
-    for bucket, below, tiles in buckets_in_use(graphs, nodes, min(max_nodes, MAX_NODES)):
-        options = on_chip_options(bucket, below, q, dense, potential, dropout_p)
+    for bucket, below, tiles in buckets_in_use(q, graphs, min(max_nodes, MAX_NODES)):
+        options = on_chip_options(bucket, below, q, dense, potential, dropout_p, backward=True)
         with branches.next():
             query_kernel[(tiles, heads)](*inputs, of_q, of_q_friction, plain, found, *tail, **options)
     if max_nodes > MAX_NODES:
@@ -132,9 +132,9 @@ def fused_attention_backward(
         run(key_kernel, keys, of_k, of_v, of_k_friction, plain, DENSE=dense)
     if nodes and not dense:
         run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found, ON_CHIP=log_gentle(q), **large)
-    grad_log_kappa = sums[3].sum(-1) if nodes else q.new_zeros(0, dtype=torch.float32)
-    by_graph = torch.segment_reduce(grad_log_kappa, "sum", offsets=ptr, initial=0.0)
-    grad_lam = torch.where(lam > 0, by_graph / lam.clamp(min=torch.finfo(lam.dtype).tiny), 0).to(lam.dtype)
+    grad_lam = torch.zeros_like(lam) if dense else torch.empty_like(lam)
+    if graphs and not dense:
+        lam_kernel[(graphs,)](sums[3], ptr, lam, grad_lam, heads, BLOCK=1024)
     return of_q, of_k, of_v, of_q_friction, of_k_friction, grad_lam
 
 

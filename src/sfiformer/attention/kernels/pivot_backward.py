@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from sfiformer.attention.kernels.backward import gate_gradient, gradient_of_s, gradient_of_u, load_stats
-from sfiformer.attention.kernels.key_backward import store_columns
+from sfiformer.attention.kernels.key_backward import note_found, store_columns
 from sfiformer.attention.kernels.pivot_forward import steep_flows
 from sfiformer.attention.kernels.streaming import is_gentle, scores
 from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
@@ -44,7 +44,7 @@ def saturated(x, like):
 @triton.jit
 def pivot_query_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_q, grad_q_friction, found, stats, sums, ptr, seed,
-    scale, dropout_p, graphs, heads, width, value_width, stat_stride,
+    scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
 ):  # fmt: skip
@@ -57,7 +57,7 @@ def pivot_query_kernel(
         stats + row_number, (n > MORE_THAN) & (rows < n), stat_stride, LOG_GENTLE
     )
     if tl.max(hard.to(tl.int32), 0) > 0:
-        tl.store(found + graph * heads + head, 1)  # whoever comes, the same value
+        note_found(found, graph * heads + head)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
         x = load_chunk(q + at, rows, n, stride, 0, width, WIDTH)
@@ -147,15 +147,17 @@ def add_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
 @triton.jit
 def pivot_key_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, found, stats, sums, ptr, seed,
-    scale, dropout_p, graphs, heads, width, value_width, stat_stride,
+    scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
     ON_CHIP: tl.constexpr,
 ):  # fmt: skip
     """What such queries add to the gradients of one tile of ROWS keys, where the kernels of queries found any in the graph."""
+    if tl.load(found) == 0:  # as a rule: there are none in the whole batch
+        return
     head = tl.program_id(1)
     start, n, graph, first_key = locate(ptr, graphs, tl.program_id(0), ROWS)
-    if (first_key < n) & (tl.load(found + graph * heads + head) > 0):
+    if (first_key < n) & (tl.load(found + 1 + graph * heads + head) > 0):
         keys = first_key + tl.arange(0, ROWS)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width

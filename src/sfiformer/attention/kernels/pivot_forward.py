@@ -96,7 +96,7 @@ def steep_flows(s, u, valid, keys, pivot, pivot_key, level, steep, m):
 @triton.jit
 def pivot_forward_kernel(
     q, k, v, q_friction, k_friction, out, means, slopes, stats, ptr, lam, seed,
-    log_alpha, scale, dropout_p, graphs, heads, width, value_width, stat_stride,
+    log_alpha, scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, HARD: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
 ):  # fmt: skip

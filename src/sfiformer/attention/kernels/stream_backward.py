@@ -22,7 +22,7 @@ from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
 @triton.jit
 def stream_query_kernel(
     q, k, v, q_friction, k_friction, grad_out, means, slopes, grad_q, grad_q_friction, plain, stats, sums, ptr, seed,
-    scale, dropout_p, graphs, heads, width, value_width, stat_stride,
+    scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
 ):  # fmt: skip

@@ -18,51 +18,60 @@ class Bucket(NamedTuple):
     warps: int
 
 
-BUCKETS = (
-    Bucket(64, 64, 4),
-    Bucket(128, 32, 4),
-    Bucket(256, 32, 8),
-    Bucket(512, 16, 8),
-    Bucket(1024, 16, 16),
-)
+def buckets(q: Tensor) -> tuple[Bucket, ...]:
+    """By size. Warps that share rows wait for one another at every sum over them: where a tile is small, there are few."""
+    if q.element_size() > 2:
+        middle = Bucket(128, 16 if _is_wide(q) else 32, 4), Bucket(256, 16, 8)
+    else:
+        middle = Bucket(128, 64, 8) if _is_wide(q) else Bucket(128, 16, 2), Bucket(256, 32, 8)
+    return Bucket(64, 64, 4), *middle, Bucket(512, 16, 8), Bucket(1024, 16, 16)
 
 
-def buckets_in_use(graphs: int, nodes: int, largest: int) -> Iterator[tuple[Bucket, int, int]]:
+def _is_wide(q: Tensor) -> bool:
+    return q.shape[2] >= 128
+
+
+def buckets_in_use(q: Tensor, graphs: int, largest: int) -> Iterator[tuple[Bucket, int, int]]:
     """Those for graphs of up to ``largest`` nodes, the slowest first, each with the size that it starts above and the number
     of its tiles (see `tiles.locate`)."""
-    below = (0, *(bucket.keys for bucket in BUCKETS))
-    for bucket, more_than in reversed(list(zip(BUCKETS, below, strict=False))):
-        if nodes and more_than < largest:
-            yield bucket, more_than, nodes // bucket.rows + graphs
+    all_of_them = buckets(q)
+    below = (0, *(bucket.keys for bucket in all_of_them))
+    for bucket, more_than in reversed(list(zip(all_of_them, below, strict=False))):
+        if len(q) and more_than < largest:
+            yield bucket, more_than, len(q) // bucket.rows + graphs
 
 
 def on_chip_options(
-    bucket: Bucket, below: int, q: Tensor, dense: bool, potential: bool, dropout_p: float
+    bucket: Bucket,
+    below: int,
+    q: Tensor,
+    dense: bool,
+    potential: bool,
+    dropout_p: float,
+    *,
+    backward: bool = False,
 ) -> dict[str, Any]:
     """Compile-time settings of the kernels with rows on chip."""
-    half = q.element_size() == 2
+    half, wide = q.element_size() == 2, _is_wide(q)
+    # Columns of a head at a time; and how many such chunks are on their way, where there is room for them.
+    chunk, stages = (64 if wide else 32), 3 if backward and wide and bucket.keys == 256 else 2
+    if not half:
+        chunk, stages = (32 if wide or bucket.keys == 256 else 16), 1
     return {
         "ROWS": bucket.rows,
         "KEYS": bucket.keys,
         "MORE_THAN": below,
-        "WIDTH": _chunk(q.shape[2]) if half else 16,
+        "WIDTH": chunk,
         "POTENTIAL": potential,
         "DENSE": dense,
         "DROPOUT": dropout_p > 0,
-        "PRECISION": _precision(q, long=bucket.keys > 128),
+        "PRECISION": _precision(q, long=bucket.keys > 256),
         "LOG_GENTLE": log_gentle(q),
         "num_warps": bucket.warps,
-        "num_stages": 2 if half else 1,
+        "num_stages": stages,
         # The backward must find the forward's scores again, to the bit: no product may melt into a later subtraction.
         "enable_fp_fusion": False,
     }
-
-
-def _chunk(width: int) -> int:
-    """Columns of a head at a time: many where heads are wide, and few where more would be padding."""
-    if width >= 128:
-        return 64
-    return 32 if width % 32 == 0 else 16
 
 
 def log_gentle(q: Tensor) -> float:
@@ -127,9 +136,10 @@ def stream_tiles(q: Tensor, v: Tensor, streamed: bool) -> tuple[Stream, Stream, 
         keys = Stream(64, 64, 4, 1) if width <= 32 else keys
         return Stream(128, 64, 8, 3), Stream(128, 64, 8, 3), keys, steep
     if half and width <= 128:
-        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 2), Stream(32, 64, 4, 1), steep
+        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 2), Stream(32, 64, 4, 2), steep
     if half:
         return Stream(64, 32, 8, 2), Stream(32, 64, 8, 2), Stream(32, 64, 8, 2), steep
     if width <= 64:
-        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 1), Stream(64, 32, 8, 1), steep
-    return Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), steep._replace(rows=16, warps=8)
+        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 1), Stream(32, 32, 4, 1), steep
+    keys = Stream(16, 32, 4 if width <= 128 else 8, 1)
+    return Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), keys, steep._replace(rows=16, warps=8)
