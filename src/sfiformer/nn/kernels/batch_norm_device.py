@@ -87,7 +87,7 @@ def slope(z, ACTIVATION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["size"])
 def moments_kernel(
-    x, update, added, rows, seed, pivots, means, squares, below, factor, size, width,
+    x, update, added, rows, seed, pivots, means, squares, below, factor, size, width: tl.constexpr,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, ADD: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
@@ -137,7 +137,7 @@ def moments_kernel(
 @triton.jit(do_not_specialize=["size"])
 def apply_kernel(
     x, residual, out, weight, bias, pivots, means, squares, mean_out, scale_out, running_mean, running_var, batches, rows, seed,
-    momentum, eps, below, factor, size, width,
+    momentum, eps, below, factor, size, width: tl.constexpr,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, RESIDUAL: tl.constexpr, DROPOUT: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
@@ -208,7 +208,7 @@ def gradient_of_z(x, grad_out, mask, mean, scale, gain, shift, ACTIVATION: tl.co
 
 @triton.jit(do_not_specialize=["size"])
 def sums_kernel(
-    x, grad_out, weight, bias, mean_in, scale_in, rows, seed, of_bias, of_weight, below, factor, size, width,
+    x, grad_out, weight, bias, mean_in, scale_in, rows, seed, of_bias, of_weight, below, factor, size, width: tl.constexpr,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, DROPOUT: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
@@ -245,7 +245,7 @@ def sums_kernel(
 @triton.jit(do_not_specialize=["size"])
 def gradient_kernel(
     x, grad_out, weight, bias, mean_in, scale_in, rows, seed, of_bias, of_weight,
-    grad_x, grad_update, grad_weight, grad_bias, below, factor, size, width,
+    grad_x, grad_update, grad_weight, grad_bias, below, factor, size, width: tl.constexpr,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, ADD: tl.constexpr, DROPOUT: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
