@@ -9,6 +9,8 @@
 A checkpoint is written under another name, synced, renamed into place, and only then do the links move, each by
 one rename. `last` moves first and its state says which checkpoint is the best, so that a run that was killed
 between the two is put right when it is opened again.
+
+Training goes on meanwhile (`Checkpoints.begin`): what is written is a copy in host memory, by one other thread.
 """
 
 import io
@@ -17,14 +19,19 @@ import pickle
 import re
 import secrets
 import shutil
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from sfiformer.errors import UserError
 from sfiformer.files import sync_folder, whole_file, whole_folder
 from sfiformer.nn.model import SFiFormer
+from sfiformer.nn.pretrained import Pretrained
 
 FORMAT = 1
 STATE = "state.pt"
@@ -41,6 +48,8 @@ class Checkpoints:
         self.folder = run / "checkpoints"
         self.last: str | None = None  # names of the checkpoints that the links point at
         self.best: str | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._under_way: Future[None] | None = None
 
     def open(self) -> dict[str, Any] | None:
         """The state of `last`, with links and folders put right; None where there is no checkpoint yet."""
@@ -57,8 +66,40 @@ class Checkpoints:
         self._prune()
         return state
 
-    def save(
+    def begin(
         self, model: SFiFormer, state: dict[str, Any], *, epoch: int, step: int = 0, best: bool = False
+    ) -> None:
+        """`save` model and state as they are now while the caller goes on, and changes them.
+
+        One write is under way at a time: this waits for the one before.
+
+        Raises:
+            OSError: of the one before.
+        """
+        self.wait()
+        # In host memory: a CUDA graph may be captured meanwhile, and then no other thread may touch the GPU.
+        copies = Snapshot(model), on_host(state)
+        self._under_way = self._thread.submit(self.save, *copies, epoch=epoch, step=step, best=best)
+
+    def wait(self) -> None:
+        """Until the write under way, if there is one, is on the disk: from then on `last` and `best` tell of it.
+
+        Raises:
+            OSError: and then they are what they were before that write.
+        """
+        try:
+            if self._under_way is not None:
+                self._under_way.result()
+        finally:
+            self._under_way = None
+
+    def close(self) -> None:
+        """Wait for the last write, and raise as `wait` does; none can begin from now on."""
+        self._thread.shutdown()
+        self.wait()
+
+    def save(
+        self, model: Pretrained, state: dict[str, Any], *, epoch: int, step: int = 0, best: bool = False
     ) -> None:
         """Write the checkpoint of `step` steps after `epoch` whole epochs; it is `last` from now on.
 
@@ -100,6 +141,22 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
         if self.best not in (None, self.last):
             (self.folder / str(self.best) / STATE).unlink(missing_ok=True)
+
+
+class Snapshot(Pretrained):
+    """A model's settings and its weights as they are now, to be saved while it goes on learning."""
+
+    def __init__(self, model: SFiFormer) -> None:
+        self.config = model.config
+        self._weights = on_host(model.state_dict())
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        return self._weights
+
+
+def on_host(values: Any) -> Any:
+    """A copy of nested dicts and lists, with all tensors in them copied to host memory."""
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), values)
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from sfiformer.training.progress import TrainingProgress
 from sfiformer.training.run_folder import RESULT, RunFolder
 from sfiformer.training.sampling import Stream, derived_seed
 from sfiformer.training.state import Result, State
-from sfiformer.training.trainer import Trainer, Writers
+from sfiformer.training.trainer import Trainer
+from sfiformer.training.writers import Writers
 
 
 def train(

@@ -3,8 +3,6 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,12 +15,11 @@ from sfiformer.data.batch import GraphBatch
 from sfiformer.data.store import GraphStore
 from sfiformer.errors import TrainingError
 from sfiformer.nn.model import SFiFormer
-from sfiformer.training.checkpoint import Checkpoints
 from sfiformer.training.evaluation import computed, measure
 from sfiformer.training.examples import target_of, with_negatives
 from sfiformer.training.interruption import Interrupted, Interruption
 from sfiformer.training.losses import Loss
-from sfiformer.training.metrics_log import MetricsLog, Record
+from sfiformer.training.metrics_log import Record
 from sfiformer.training.preparation import Prepared
 from sfiformer.training.progress import TrainingProgress
 from sfiformer.training.replay import Replay, replayable
@@ -38,20 +35,12 @@ from sfiformer.training.sampling import (
 from sfiformer.training.schedule import learning_rate
 from sfiformer.training.state import State, best_record
 from sfiformer.training.step import NonFinite, Step
+from sfiformer.training.writers import Writers
 from sfiformer.training.zeros import zero_share
 
 SUBSET = 1000  # training graphs that are measured where no validation split sets the number
 LISTED = 64  # graphs named in an error
 ZERO_GRAPHS = 4  # on which the share of zero flows is measured
-
-
-@dataclass
-class Writers:
-    """What rank 0 alone has: the files of the run."""
-
-    out: Path
-    checkpoints: Checkpoints
-    log: MetricsLog
 
 
 class Trainer:
@@ -94,13 +83,15 @@ class Trainer:
             Interrupted: on SIGTERM or SIGINT, after a checkpoint.
             TrainingError: where the loss is not finite or the disk cannot be written to.
         """
-        try:
-            with self.interruption:
-                self._checkpoint()  # whether one can be written is found out before the first epoch
+        with self.interruption:
+            try:
+                self._checkpoint(wait=True)  # whether one can be written is found out before the first epoch
                 while self.state.epoch < self.config.trainer.epochs and not self._stalled():
                     self._epoch()
-        finally:
-            self.replays.clear()  # they and this trainer know each other: their memory would long outlive the run
+            finally:
+                self.replays.clear()  # they and this trainer know each other: their memory would long outlive the run
+                if self.writers is not None:
+                    self.writers.finish()
 
     def _stalled(self) -> bool:
         patience, history = self.config.trainer.patience, self.state.history
@@ -238,38 +229,23 @@ class Trainer:
         store = self.stores.get("val", self.stores["train"])
         return zero_share(self.model, store.batch(range(min(ZERO_GRAPHS, len(store)))).to(self.device))
 
-    def _checkpoint(self, *, best: bool = False, record: Record | None = None) -> None:
-        if self.writers is None:
-            return
-        out, checkpoints = self.writers.out, self.writers.checkpoints
-        values = {**self.state.to_dict(), "optimizer": self.optimizer.state_dict()}
-        try:
-            if record is not None:
-                self.writers.log.add(record)
-            checkpoints.save(self.model, values, epoch=self.state.epoch, step=self.state.step, best=best)
-        except OSError as error:
-            kept = (
-                f"the last whole checkpoint, {checkpoints.last}, is kept"
-                if checkpoints.last
-                else "nothing is lost"
-            )
-            raise TrainingError(
-                f"cannot write a checkpoint to {out}: {error.strerror or error}; {kept}: "
-                "mend the disk and continue with --resume"
-            ) from error
+    def _checkpoint(self, *, best: bool = False, record: Record | None = None, wait: bool = False) -> None:
+        if self.writers is not None:
+            what = (self.model, self.optimizer, self.state)
+            self.writers.checkpoint(*what, best=best, record=record, wait=wait)
 
     def _stop_if_asked(self) -> None:
         number = self.interruption.agreed()
         if number:
             self._read_losses()
-            self._checkpoint()
+            self._checkpoint(wait=True)
             raise Interrupted(number)
 
     def _non_finite(self, error: NonFinite, graphs: np.ndarray, step: int) -> TrainingError:
+        kept = self.writers.last() if self.writers else "last"
         names = self.prepared.names("train", graphs[:LISTED].tolist())
         if len(graphs) > LISTED:
             names.append(f"… ({len(graphs)} in all)")
-        kept = self.writers.checkpoints.last if self.writers else "last"
         return TrainingError(
             f"epoch {self.state.epoch + 1}, step {step + 1}: not finite: {error}; the step's training "
             f"graphs are {', '.join(names)}; the checkpoint {kept} is kept: continue from it with --resume and, "
