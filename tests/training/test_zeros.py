@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from sfiformer import SFiFormer
@@ -5,8 +6,14 @@ from sfiformer.training import prepare
 from sfiformer.training.zeros import zero_share
 
 
-def test_the_share_of_zero_flows(experiment):
-    prepared = prepare(experiment({"model.lam": 20.0}))
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"model.lam_scaling": "potential"}, {"model.lam_scaling": "largest"}, {"model.solver": "proximal"}],
+)
+@pytest.mark.parametrize("together", [1 << 23, 1])
+def test_the_share_of_zero_flows(experiment, monkeypatch, settings, together):
+    monkeypatch.setattr("sfiformer.training.zeros.TOGETHER", together)
+    prepared = prepare(experiment({"model.lam": 20.0, **settings}))
     model = SFiFormer(prepared.config.model)
     batch = prepared.stores["val"].batch([0, 1])
     share = zero_share(model, batch)
