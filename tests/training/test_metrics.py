@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from sfiformer.training import metrics
 
@@ -110,6 +111,30 @@ def test_scores_over_tasks_skip_missing_labels_and_tasks_of_one_class(metric, or
         scores = [float(logits[i, column]) for i in present]
         expected.append(oracle(scores, [int(target[i, column]) for i in present]))
     assert in_batches(metric(4), logits, target) == pytest.approx(mean(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("metric", "oracle"),
+    [(metrics.average_precision, binary_average_precision), (metrics.roc_auc, binary_auroc)],
+)
+@pytest.mark.parametrize("digits", [1, 6])  # of the scores: many ties, and hardly any
+def test_scores_are_those_of_torchmetrics(metric, oracle, digits):
+    generator = torch.Generator().manual_seed(7)
+    scores = torch.rand(2331, 10, generator=generator).round(decimals=digits)
+    target = (torch.rand(2331, 10, generator=generator) < torch.linspace(0.01, 0.6, 10)).float()
+    target[torch.rand(2331, 10, generator=generator) < 0.05] = NAN
+    present = ~target.isnan()
+    expected = [
+        float(oracle(scores[rows, t].double(), target[rows, t].long())) for t, rows in enumerate(present.T)
+    ]
+    assert in_batches(metric(10), scores, target, size=500) == pytest.approx(mean(expected), abs=1e-6)
+
+
+def test_scores_beyond_all_numbers_are_ranked_too():
+    scores = torch.tensor([math.inf, math.inf, 1.0, -math.inf, -math.inf])
+    metric = metrics.roc_auc()
+    metric.update(scores, torch.tensor([1, 0, 1, 0, 1]))
+    assert metric.compute() == pytest.approx(auc(scores.tolist(), [1, 0, 1, 0, 1]))
 
 
 def test_roc_auc_of_integer_labels():

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassRecall
-from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from .losses import present_labels
@@ -72,7 +72,8 @@ def macro_f1(classes: int, over: Sequence[int] | None = None) -> ClassMetric:
 class RankingMetric(Metric):
     """A score of one binary target, averaged over the targets that have both classes among their labels.
 
-    Outputs [R, T] (or [R]) and labels of as many entries are kept until `compute`.
+    Outputs [R, T] (or [R]) and labels of as many entries are kept until `compute`. A score is that of
+    the ranking as `_ranking` gives it.
     """
 
     higher_is_better = True
@@ -95,26 +96,26 @@ class RankingMetric(Metric):
         self.labels.append(torch.where(present_labels(target), target, -1).reshape(-1).float())
 
     def compute(self) -> float:
-        # On the host: a score is dozens of small operations that wait for one another.
+        # On the host: a score is many small operations, and some wait for the one before.
         scores = _joined(self.scores).view(-1, self.targets).cpu()
         labels = _joined(self.labels).view(-1, self.targets).cpu()
         values = []
         for column in range(self.targets):
             present = labels[:, column] >= 0
-            label = labels[present, column].long()
-            if 0 < label.sum() < len(label):
-                values.append(float(self.score(_ranks(scores[present, column]), label)))
+            hits, misses = _ranking(scores[present, column], labels[present, column])
+            if hits[-1] > 0 and misses[-1] > 0:
+                values.append(float(self.score(hits, misses)))
         return sum(values) / len(values) if values else NAN
 
 
 def average_precision(targets: int = 1) -> RankingMetric:
     """Σ (recall step)·precision down the ranking; equal scores are one step."""
-    return RankingMetric("ap", targets, binary_average_precision)
+    return RankingMetric("ap", targets, _average_precision)
 
 
 def roc_auc(targets: int = 1) -> RankingMetric:
     """The chance that a positive scores above a negative, ties counting half."""
-    return RankingMetric("roc_auc", targets, binary_auroc)
+    return RankingMetric("roc_auc", targets, _roc_auc)
 
 
 class MAE(Metric):
@@ -150,8 +151,22 @@ def _joined(parts: list[Tensor] | Tensor) -> Tensor:
     return parts if isinstance(parts, Tensor) else torch.cat(parts) if parts else torch.zeros(0)
 
 
-def _ranks(scores: Tensor) -> Tensor:
-    """Scores as their ranks in [0, 1], ties kept. torchmetrics takes the sigmoid of anything outside [0, 1],
-    which would make ties of large logits."""
-    order = scores.unique(return_inverse=True)[1].double()
-    return order / max(len(scores) - 1, 1)
+def _ranking(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """How many positives and how many negatives there are down to each score, from none of them to all, [steps + 1].
+
+    Equal scores are one step.
+    """
+    scores, order = scores.sort(descending=True)
+    steps = scores.unique_consecutive(return_counts=True)[1]
+    rows = F.pad(steps.cumsum(0), (1, 0))
+    hits = F.pad(labels[order].double().cumsum(0), (1, 0))[rows]
+    return hits, rows - hits
+
+
+def _average_precision(hits: Tensor, misses: Tensor) -> Tensor:
+    precision = hits[1:] / (hits + misses)[1:]
+    return (hits.diff() * precision).sum() / hits[-1]
+
+
+def _roc_auc(hits: Tensor, misses: Tensor) -> Tensor:
+    return torch.trapezoid(hits, misses) / (hits[-1] * misses[-1])
