@@ -13,7 +13,7 @@ import triton.language as tl
 from sfiformer.attention.kernels.key_backward import keep_for_keys, note_found
 from sfiformer.attention.kernels.solving import exp, flows, gentle_weights
 from sfiformer.attention.kernels.streaming import is_gentle
-from sfiformer.attention.kernels.tiles import combine, kept, locate, products
+from sfiformer.attention.kernels.tiles import RUNTIME, combine, kept, locate, products
 
 
 @triton.jit
@@ -55,14 +55,16 @@ def gradient_of_u(u, valid, gate, grad_log_kappa, norm_u):
     return tl.where(valid, -gate - exp(u - norm_u[:, None]) * grad_log_kappa[:, None], 0.0)
 
 
-@triton.jit(do_not_specialize=["graphs", "stat_stride"])
+@triton.jit(do_not_specialize=RUNTIME)
 def query_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_q, grad_q_friction, plain, found, stats, sums, ptr, seed,
-    scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
+    scale, dropout_p, graphs, heads, units, value_units, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
+    UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries of one tile, and the sums of their rows."""
+    width, value_width = units * UNIT, value_units * VALUE_UNIT
     head = tl.program_id(1)
     start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
     if (first_row < n) & (n > MORE_THAN) & (n <= KEYS):

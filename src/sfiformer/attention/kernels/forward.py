@@ -4,18 +4,20 @@ import triton
 import triton.language as tl
 
 from sfiformer.attention.kernels.solving import row_sums, solve, solve_gently
-from sfiformer.attention.kernels.tiles import combine, kept, locate, products
+from sfiformer.attention.kernels.tiles import RUNTIME, combine, kept, locate, products
 
 
-@triton.jit(do_not_specialize=["graphs", "stat_stride"])  # they change from batch to batch
+@triton.jit(do_not_specialize=RUNTIME)
 def forward_kernel(
     q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed,
-    log_alpha, scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
+    log_alpha, scale, dropout_p, graphs, heads, units, value_units, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, HARD: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     LOG_GENTLE: tl.constexpr,
+    UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries and one head, for graphs of MORE_THAN < n ≤ KEYS nodes. DENSE: there is no friction, u = 0."""
+    width, value_width = units * UNIT, value_units * VALUE_UNIT
     head = tl.program_id(1)
     start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
     if (first_row < n) & (n > MORE_THAN) & (n <= KEYS):

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from sfiformer.attention.kernels.solving import exp
 from sfiformer.attention.kernels.streaming import LOG2E
-from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
+from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate
 
 
 @triton.jit
@@ -70,14 +70,16 @@ def plain_gradients(
     return z, supply, centred * z - spread * pull, -(taken * centred + ratio * share)
 
 
-@triton.jit(do_not_specialize=["graphs", "stat_stride"])
+@triton.jit(do_not_specialize=RUNTIME)
 def key_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, plain, stats, sums, ptr, seed,
-    scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
+    scale, dropout_p, graphs, heads, units, value_units, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the keys and values of one tile of ROWS keys. Blocks are [keys, queries]: no product need be transposed."""
+    width, value_width = units * UNIT, value_units * VALUE_UNIT
     head = tl.program_id(1)
     start, n, graph, first_key = locate(ptr, graphs, tl.program_id(0), ROWS)
     if first_key < n:

@@ -26,6 +26,7 @@ from sfiformer.attention.kernels.tiling import (
     on_chip_options,
     stream_options,
     stream_tiles,
+    unit,
 )
 
 
@@ -52,7 +53,7 @@ def fused_attention(
     v] in float32 (else empty). Without q_friction and k_friction there is no friction (λ = 0): softmax attention where alpha
     is infinite; such graphs are not streamed.
     """
-    nodes, heads, width = q.shape
+    nodes, heads, _ = q.shape
     out = torch.empty_like(v)
     streamed = max_nodes > MAX_NODES
     stats = q.new_empty((9 + 2 * streamed, nodes, heads), dtype=torch.float32)
@@ -60,12 +61,12 @@ def fused_attention(
     means = v.new_zeros((2, *v.shape) if streamed else (2, 0), dtype=torch.float32)
     graphs = len(ptr) - 1
     log_alpha, hard = 0.0 if math.isinf(alpha) else math.log(alpha), potential or math.isinf(alpha)
-    sizes = (log_alpha, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
+    sizes = (log_alpha, scale, dropout_p, graphs, heads, *_units(q, v), nodes * heads)
     branches = Branches("buckets", q)
     # Half of the registers hold a gentle tile: twice as many programs at a time.
     lean = {"maxnreg": 128} if q.element_size() == 2 and q.is_cuda else {}
     for bucket, below, tiles in buckets_in_use(q, graphs, min(max_nodes, MAX_NODES)):
-        options = on_chip_options(bucket, below, q, q_friction is None, potential, dropout_p)
+        options = on_chip_options(bucket, below, q, v, q_friction is None, potential, dropout_p)
         with branches.next():
             forward_kernel[(tiles, heads)](
                 q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, *sizes, HARD=hard, **options, **lean
@@ -104,14 +105,14 @@ def fused_attention_backward(
     max_nodes: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, q_friction, k_friction (empty where there are none) and lam."""
-    nodes, heads, width = q.shape
+    nodes, heads, _ = q.shape
     of_q, of_k, of_v, of_q_friction, of_k_friction = _like(q, k, v, q_friction, k_friction)
     sums = q.new_empty((7, nodes, heads), dtype=torch.float32)
     graphs, dense = len(ptr) - 1, q_friction is None
     plain = sums.new_empty((7, heads, nodes))  # of gentle rows, for the keys
     found = torch.zeros(1 + graphs * heads, dtype=torch.int32, device=q.device)  # other rows: `note_found`
     inputs = (q, k, v, q_friction, k_friction, grad_out.contiguous())
-    tail = (stats, sums, ptr, seed, scale, dropout_p, graphs, heads, width, v.shape[2], nodes * heads)
+    tail = (stats, sums, ptr, seed, scale, dropout_p, graphs, heads, *_units(q, v), nodes * heads)
     _, queries, keys, steep = stream_tiles(q, v, max_nodes > MAX_NODES)
 
     def run(kernel: Any, tile: Stream, *tensors: Tensor, **more: Any) -> None:
@@ -121,7 +122,7 @@ def fused_attention_backward(
     large = {"MORE_THAN": MAX_NODES, "LOG_GENTLE": STRICT}
     branches = Branches("buckets", q)
     for bucket, below, tiles in buckets_in_use(q, graphs, min(max_nodes, MAX_NODES)):
-        options = on_chip_options(bucket, below, q, dense, potential, dropout_p, backward=True)
+        options = on_chip_options(bucket, below, q, v, dense, potential, dropout_p, backward=True)
         with branches.next():
             query_kernel[(tiles, heads)](*inputs, of_q, of_q_friction, plain, found, *tail, **options)
     if max_nodes > MAX_NODES:
@@ -159,6 +160,10 @@ def _(
     *args: Any,
 ) -> tuple[Tensor, ...]:
     return *_like(q, k, v, q_friction, k_friction), torch.empty_like(lam)
+
+
+def _units(q: Tensor, v: Tensor) -> tuple[int, int]:
+    return q.shape[2] // unit(q), v.shape[2] // unit(v)
 
 
 def _like(

@@ -10,7 +10,7 @@ from sfiformer.attention.kernels.backward import gate_gradient, gradient_of_s, g
 from sfiformer.attention.kernels.key_backward import note_found, store_columns
 from sfiformer.attention.kernels.pivot_forward import steep_flows
 from sfiformer.attention.kernels.streaming import is_gentle, scores
-from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
+from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate
 
 
 @triton.jit
@@ -41,14 +41,16 @@ def saturated(x, like):
     return x.to(like.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def pivot_query_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_q, grad_q_friction, found, stats, sums, ptr, seed,
-    scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
+    scale, dropout_p, graphs, heads, units, value_units, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
+    UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of such queries and the sums of their rows: one sweep for the sums, one for the gradients."""
+    width, value_width = units * UNIT, value_units * VALUE_UNIT
     head = tl.program_id(1)
     start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
     rows = first_row + tl.arange(0, ROWS)
@@ -144,15 +146,17 @@ def add_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
     tl.store(place, (before + x).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def pivot_key_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, found, stats, sums, ptr, seed,
-    scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
+    scale, dropout_p, graphs, heads, units, value_units, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
     ON_CHIP: tl.constexpr,
+    UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
     """What such queries add to the gradients of one tile of ROWS keys, where the kernels of queries found any in the graph."""
+    width, value_width = units * UNIT, value_units * VALUE_UNIT
     if tl.load(found) == 0:  # as a rule: there are none in the whole batch
         return
     head = tl.program_id(1)

@@ -16,7 +16,7 @@ import triton.language as tl
 from sfiformer.attention.kernels.key_backward import store_columns
 from sfiformer.attention.kernels.solving import above_pivot, expm1, flows, log1p, rounding
 from sfiformer.attention.kernels.streaming import scores, weigh, whole
-from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
+from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate
 
 MAX_SWEEPS = tl.constexpr(200)  # no row is known to need as many
 
@@ -93,14 +93,16 @@ def steep_flows(s, u, valid, keys, pivot, pivot_key, level, steep, m):
     return tl.minimum(z, 1.0), log_weight, log_gated
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def pivot_forward_kernel(
     q, k, v, q_friction, k_friction, out, means, slopes, stats, ptr, lam, seed,
-    log_alpha, scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
+    log_alpha, scale, dropout_p, graphs, heads, units, value_units, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, HARD: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
+    UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
     """The marked rows of one tile: Newton's method downwards in logarithms, two sweeps a step, as in `solving.solve`."""
+    width, value_width = units * UNIT, value_units * VALUE_UNIT
     head = tl.program_id(1)
     start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
     rows = first_row + tl.arange(0, ROWS)

@@ -16,17 +16,19 @@ import triton.language as tl
 from sfiformer.attention.kernels.backward import load_stats
 from sfiformer.attention.kernels.key_backward import keep_for_keys, plain_gradients, store_columns
 from sfiformer.attention.kernels.streaming import LOG2E, is_gentle, scores
-from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
+from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def stream_query_kernel(
     q, k, v, q_friction, k_friction, grad_out, means, slopes, grad_q, grad_q_friction, plain, stats, sums, ptr, seed,
-    scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
+    scale, dropout_p, graphs, heads, units, value_units, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
+    UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries of one tile, and the sums of their rows."""
+    width, value_width = units * UNIT, value_units * VALUE_UNIT
     head = tl.program_id(1)
     start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
     if (first_row < n) & (n > MORE_THAN):

@@ -27,7 +27,7 @@ from sfiformer.attention.kernels.streaming import (
     weights,
     whole,
 )
-from sfiformer.attention.kernels.tiles import kept, load_chunk, locate
+from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate
 
 MAX_SWEEPS = tl.constexpr(12)  # a bracket that rounding keeps open ends here
 SAMPLE = tl.constexpr(
@@ -77,19 +77,21 @@ def guess(
     return tl.minimum(cut + tl.log(eta), u_max), tl.minimum(3 * tl.sqrt(squares) / sum_s, 1.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def stream_forward_kernel(
     q, k, v, q_friction, k_friction, out, means, slopes, stats, ptr, lam, seed,
-    log_alpha, scale, dropout_p, graphs, heads, width: tl.constexpr, value_width: tl.constexpr, stat_stride,
+    log_alpha, scale, dropout_p, graphs, heads, units, value_units, stat_stride,
     ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, HARD: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
     DOUBT: tl.constexpr,
+    UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries and one head, for graphs of n > MORE_THAN nodes.
 
     ``means`` are O₂ = Σ_A p v / W, and ``slopes`` ∂O/∂log κ = Σ_A κ f p (O₂ − v), which is O − O₂, but of that difference
     little would be left where friction takes little.
     """
+    width, value_width = units * UNIT, value_units * VALUE_UNIT
     head = tl.program_id(1)
     start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
     if (first_row < n) & (n > MORE_THAN):

@@ -7,6 +7,11 @@ WIDTH columns, masked at the end: no width need be a power of two, and none is p
 import triton
 import triton.language as tl
 
+# Arguments of the kernels that change from batch to batch, and widths: head widths come in units of UNIT columns, a power of
+# two up to 8, by which rows are known to be aligned, and load in the widest pieces. (Were the width itself known, the loops
+# over its chunks would vanish where there is but one, and the registers overflow.)
+RUNTIME = ["graphs", "stat_stride", "units", "value_units"]
+
 
 @triton.jit
 def locate(ptr, graphs, tile, ROWS: tl.constexpr):

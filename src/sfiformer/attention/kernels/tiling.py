@@ -45,6 +45,7 @@ def on_chip_options(
     bucket: Bucket,
     below: int,
     q: Tensor,
+    v: Tensor,
     dense: bool,
     potential: bool,
     dropout_p: float,
@@ -62,6 +63,8 @@ def on_chip_options(
         "KEYS": bucket.keys,
         "MORE_THAN": below,
         "WIDTH": chunk,
+        "UNIT": unit(q),
+        "VALUE_UNIT": unit(v),
         "POTENTIAL": potential,
         "DENSE": dense,
         "DROPOUT": dropout_p > 0,
@@ -72,6 +75,11 @@ def on_chip_options(
         # The backward must find the forward's scores again, to the bit: no product may melt into a later subtraction.
         "enable_fp_fusion": False,
     }
+
+
+def unit(x: Tensor) -> int:
+    """Columns by which the rows of a head are aligned (see `tiles.RUNTIME`)."""
+    return math.gcd(x.shape[2], 8)
 
 
 def log_gentle(q: Tensor) -> float:
@@ -112,6 +120,8 @@ def stream_options(tile: Stream, q: Tensor, v: Tensor, potential: bool, dropout_
         "KEYS": tile.keys,
         "WIDTH": _padded(q.shape[2]),
         "VALUE_WIDTH": _padded(v.shape[2]),
+        "UNIT": unit(q),
+        "VALUE_UNIT": unit(v),
         "POTENTIAL": potential,
         "DROPOUT": dropout_p > 0,
         "PRECISION": _precision(q),
