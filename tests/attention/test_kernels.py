@@ -21,6 +21,7 @@ from sfiformer.attention import dfi_attention, sfi_attention  # noqa: E402
 from sfiformer.attention.kernels import launch  # noqa: E402
 from sfiformer.attention.kernels.tiles import kept  # noqa: E402
 from sfiformer.attention.packed import packed_attention  # noqa: E402
+from sfiformer.flow import flows_from_scores  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
 SCALINGS = [(0.1, False), (math.inf, False), (0.1, True)]  # alpha, potential
@@ -209,6 +210,37 @@ def test_dropout_keeps_the_mean_and_repeats_in_the_backward():
     moved[2] += 1.0
     shifted = attend(launch.fused_attention, moved, ptr, lam, 0.1, False, 12, 0.5, seed=3)
     torch.testing.assert_close(((shifted - once) * grad).sum(), of_v.sum(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("ahead", [20.0, 60.0])
+def test_no_flow_exceeds_the_whole_where_a_heavy_key_is_at_the_edge(ahead):
+    """One key has e^ahead times the weight of the others, and a friction at which its flow just ends, give or take an ulp."""
+    rows, kinds, lam = 64, 4, 1.0
+    kind = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + torch.arange(rows - 1) % (kinds - 1)])
+    generator = torch.Generator().manual_seed(0)
+    s, u = (torch.randn(rows, kinds, generator=generator).double() for _ in range(2))
+    s[:, 0] = s.amax(1) + ahead
+    low, high = (
+        torch.full((rows,), -60.0, dtype=torch.float64),
+        torch.full((rows,), 60.0, dtype=torch.float64),
+    )
+    for _ in range(40):
+        u[:, 0] = (low + high) / 2
+        flows = flows_from_scores(s[:, kind], u[:, kind], lam=lam, alpha=0.1)[:, 0] > 0
+        low, high = torch.where(flows, u[:, 0], low), torch.where(flows, high, u[:, 0])
+    ptr, keys = torch.tensor([0, rows], device=DEVICE), torch.eye(16)[kind].unsqueeze(1)
+    for ulps in (-2, -1, 0, 1, 2):
+        u[:, 0] = low.float() * (1 + ulps * 2**-24)
+        q, q_friction = (
+            torch.zeros(rows, 1, 16).index_copy(2, torch.arange(kinds), x[:, None].float()) for x in (s, u)
+        )
+        tensors = [x.to(DEVICE).requires_grad_() for x in (q, keys, keys.clone(), q_friction, keys.clone())]
+        out = launch.fused_attention(
+            *tensors, ptr, torch.full((1,), lam, device=DEVICE), torch.zeros((), dtype=torch.int64, device=DEVICE),
+            0.1, False, 1.0, 0.0, rows,
+        )[0]  # fmt: skip
+        assert out.max() < 1 + 1e-5
+        assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), tensors))
 
 
 @on_gpu
