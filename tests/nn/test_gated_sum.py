@@ -88,6 +88,20 @@ def test_the_plain_version_matches(degrees, with_gate):
     assert_close(by(plain, inputs, grads, order), truth(inputs, grads, edge_index), 1e-10)
 
 
+@pytest.mark.parametrize("with_gate", [False, True])
+@pytest.mark.parametrize("edges_at_a_time", [1, 2, 7])
+def test_many_edges_go_in_blocks_on_a_cpu(monkeypatch, edges_at_a_time, with_gate):
+    degrees = [0, 3, 1, 0, 9, 2] * 6 + [50, 0]
+    inputs, grads, edge_index = (
+        [x if x is None else x.cpu() for x in some] for some in make(degrees, 20, with_gate, torch.float64)
+    )
+    edge_index = torch.stack(edge_index)
+    order = EdgeOrder.of(edge_index, len(degrees), by_target=True)
+    monkeypatch.setattr(plain, "_BLOCK", 20 * edges_at_a_time)
+    assert len(list(plain._blocks(order, inputs[1]))) > 7
+    assert_close(by(plain, inputs, grads, order), truth(inputs, grads, edge_index), 1e-10)
+
+
 @pytest.mark.parametrize("version", ["plain", "kernel"])
 def test_edges_in_any_order(version):
     module = plain if version == "plain" else kernel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from torch import Tensor
 from sfiformer.attention import EdgeOrder
 from sfiformer.attention.edges import row_sum
 from sfiformer.attention.kernels import usable
+
+_BLOCK = 1 << 18  # numbers in a block of edges
 
 
 def gated_sum(
@@ -42,18 +46,18 @@ def forward(
     """x̂, ê, and for the backward each node's mean Σ η B x_j / (Σ η + 1e-6) beside 1 / (Σ η + 1e-6), [N, 2d]."""
     d = edges.size(1)
     own, query, message, key = nodes.split(d, dim=1)
-    at_edges = query.index_select(
-        0, order.target
-    )  # [E, d], as all below; few are made, since each costs a CPU dear
-    e_hat = (edges + at_edges).add_(key.index_select(0, order.source))
-    gate = torch.sigmoid(e_hat)
-    if pe_gate is not None:
-        gate = gate.mul_(pe_gate)
-    weight = row_sum(gate, order.target_ptr, order.by_target)  # [N, d]
-    flow = row_sum(gate.mul_(message.index_select(0, order.source)), order.target_ptr, order.by_target)
-    share = (weight + 1e-6).reciprocal()
-    mean = flow * share
-    return own + mean, e_hat, torch.cat([mean, share], dim=1)
+    e_hat = torch.empty_like(edges)
+    stats = nodes.new_empty((len(nodes), 2 * d), dtype=torch.promote_types(nodes.dtype, torch.float32))
+    for here, there in _blocks(order, edges):
+        source, ptr = order.source[there], _ptr(order, here, there)
+        e = torch.add(edges[there], query.index_select(0, order.target[there]), out=e_hat[there])
+        gate = torch.sigmoid(e.add_(key.index_select(0, source)))
+        if pe_gate is not None:
+            gate = gate.mul_(pe_gate[there])
+        share = row_sum(gate, ptr, order.by_target).add_(1e-6).reciprocal_()
+        mean = row_sum(gate.mul_(message.index_select(0, source)), ptr, order.by_target).mul_(share)
+        stats[here] = torch.cat([mean, share], dim=1)
+    return own + stats[:, :d], e_hat, stats
 
 
 def backward(
@@ -71,23 +75,52 @@ def backward(
     """
     d = e_hat.size(1)
     mean, share = stats.split(d, dim=1)
-    gate = torch.sigmoid(e_hat).to(stats.dtype)  # [E, d]
-    of_gate = nodes[:, 2 * d : 3 * d].index_select(0, order.source).to(stats.dtype)
-    of_gate.sub_(mean.index_select(0, order.target))
-    pull = (of_x_hat * share).index_select(0, order.target)  # p_i at each edge
-    of_gate.mul_(pull).mul_(gate)  # ∂L/∂η ⊙ σ(ê)
-    pull.mul_(gate)
-    of_e = of_gate.mul_(1 - gate) if pe_gate is None else of_gate * (1 - gate).mul_(pe_gate)
-    of_pe_gate = None
-    if pe_gate is not None:
-        pull.mul_(pe_gate)
-        of_pe_gate = of_gate.sum(1, keepdim=True).to(pe_gate.dtype)
-    if of_e_hat is not None:
-        of_e = of_e.add_(of_e_hat)
-    of_query = row_sum(of_e, order.target_ptr, order.by_target)  # [N, d]
-    of_message, of_key = (row_sum(x, order.source_ptr, order.by_source) for x in (pull, of_e))
-    of_nodes = torch.cat([of_x_hat, of_query, of_message, of_key], dim=1).to(nodes.dtype)
+    message, pulls = nodes[:, 2 * d : 3 * d], of_x_hat * share
+    of_e, pulled = (torch.empty_like(e_hat, dtype=stats.dtype) for _ in range(2))  # ∂L/∂ê, and η ⊙ p_i
+    of_pe_gate = None if pe_gate is None else torch.empty_like(pe_gate)
+    of_nodes = torch.empty_like(nodes)
+    of_own, of_query, of_message, of_key = of_nodes.split(d, dim=1)
+    for here, there in _blocks(order, e_hat):
+        target = order.target[there]
+        gate = torch.sigmoid(e_hat[there]).to(stats.dtype)
+        of_gate = message.index_select(0, order.source[there]).to(stats.dtype)
+        of_gate.sub_(mean.index_select(0, target))
+        pull = torch.index_select(pulls, 0, target, out=pulled[there])
+        of_gate.mul_(pull).mul_(gate)  # ∂L/∂η ⊙ σ(ê)
+        pull.mul_(gate)
+        slope = 1 - gate
+        if pe_gate is not None and of_pe_gate is not None:
+            pull.mul_(pe_gate[there])
+            slope.mul_(pe_gate[there])
+            of_pe_gate[there] = of_gate.sum(1, keepdim=True)
+        of = torch.mul(of_gate, slope, out=of_e[there])
+        if of_e_hat is not None:
+            of.add_(of_e_hat[there])
+        of_query[here] = row_sum(of, _ptr(order, here, there), order.by_target)
+    of_own.copy_(of_x_hat)
+    for of, by_edge in ((of_message, pulled), (of_key, of_e)):
+        of.copy_(row_sum(by_edge, order.source_ptr, order.by_source))
     return of_nodes, of_e.to(e_hat.dtype), of_pe_gate
+
+
+def _blocks(order: EdgeOrder, edges: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Nodes and the edges into them: all, or where there are many on a CPU as many at a time as stay in its caches."""
+    width, ptr = edges.size(1), order.target_ptr
+    if edges.device.type != "cpu" or order.by_target is not None or edges.numel() < 16 * _BLOCK:
+        yield slice(None), slice(None)
+        return
+    ends = torch.arange(_BLOCK // width, len(edges), max(1, _BLOCK // width))
+    bounds = [0, *torch.searchsorted(ptr, ends).unique().tolist(), len(ptr) - 1]
+    for first, last in pairwise(bounds):
+        if first < last:
+            yield slice(first, last), slice(int(ptr[first]), int(ptr[last]))
+
+
+def _ptr(order: EdgeOrder, here: slice, there: slice) -> Tensor:
+    """Where the edges into each node of a block start, counted from the block's first."""
+    if here.start is None:
+        return order.target_ptr
+    return order.target_ptr[here.start : here.stop + 1] - there.start
 
 
 @torch.library.custom_op("sfiformer::gated_sum", mutates_args=())
