@@ -212,35 +212,55 @@ def test_dropout_keeps_the_mean_and_repeats_in_the_backward():
     torch.testing.assert_close(((shifted - once) * grad).sum(), of_v.sum(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("ahead", [20.0, 60.0])
-def test_no_flow_exceeds_the_whole_where_a_heavy_key_is_at_the_edge(ahead):
-    """One key has e^ahead times the weight of the others, and a friction at which its flow just ends, give or take an ulp."""
-    rows, kinds, lam = 64, 4, 1.0
+@pytest.mark.parametrize(
+    ("ahead", "lam", "alpha", "spread"),
+    [(20.0, 1.0, 0.1, 1.0), (60.0, 1.0, 0.1, 1.0), (20.0, 100.0, math.inf, 1e-2)],
+)
+def test_a_heavy_key_at_the_edge(ahead, lam, alpha, spread):
+    """One key has e^ahead times the weight of the others, and a friction at which its flow just ends, give or take an ulp.
+
+    No flow exceeds the whole, and queries and keys agree on who is active: the gradients of both come of one ∂L/∂u.
+    """
+    rows, kinds = 64, 4
     kind = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + torch.arange(rows - 1) % (kinds - 1)])
     generator = torch.Generator().manual_seed(0)
     s, u = (torch.randn(rows, kinds, generator=generator).double() for _ in range(2))
     s[:, 0] = s.amax(1) + ahead
-    low, high = (
-        torch.full((rows,), -60.0, dtype=torch.float64),
-        torch.full((rows,), 60.0, dtype=torch.float64),
-    )
-    for _ in range(40):
+    s, u = s.float().double(), u * spread
+    low, high = (torch.full((rows,), x, dtype=torch.float64) for x in (-60.0, 60.0))
+    for _ in range(50):
         u[:, 0] = (low + high) / 2
-        flows = flows_from_scores(s[:, kind], u[:, kind], lam=lam, alpha=0.1)[:, 0] > 0
+        flows = flows_from_scores(s[:, kind], u[:, kind], lam=lam, alpha=alpha)[:, 0] > 0
         low, high = torch.where(flows, u[:, 0], low), torch.where(flows, high, u[:, 0])
-    ptr, keys = torch.tensor([0, rows], device=DEVICE), torch.eye(16)[kind].unsqueeze(1)
-    for ulps in (-2, -1, 0, 1, 2):
+    keys = torch.eye(16)[kind].unsqueeze(1)  # so that a score is an entry of the query, a quarter of it
+    grad = torch.randn(keys.shape, generator=generator).to(DEVICE)
+    ptr, strength = torch.tensor([0, rows], device=DEVICE), torch.full((1,), lam, device=DEVICE)
+    for ulps in (-2, -1, 0, 1, 2, 4):
         u[:, 0] = low.float() * (1 + ulps * 2**-24)
         q, q_friction = (
-            torch.zeros(rows, 1, 16).index_copy(2, torch.arange(kinds), x[:, None].float()) for x in (s, u)
+            torch.zeros(rows, 1, 16).index_copy(2, torch.arange(kinds), 4 * x[:, None].float())
+            for x in (s, u)
         )
-        tensors = [x.to(DEVICE).requires_grad_() for x in (q, keys, keys.clone(), q_friction, keys.clone())]
-        out = launch.fused_attention(
-            *tensors, ptr, torch.full((1,), lam, device=DEVICE), torch.zeros((), dtype=torch.int64, device=DEVICE),
-            0.1, False, 1.0, 0.0, rows,
-        )[0]  # fmt: skip
+        tensors = [
+            x.to(DEVICE).requires_grad_() for x in (q, keys.clone(), keys.clone(), q_friction, keys.clone())
+        ]
+        out = attend(launch.fused_attention, tensors, ptr, strength, alpha, False, rows)
         assert out.max() < 1 + 1e-5
-        assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), tensors))
+        *_, of_queries, of_keys = torch.autograd.grad(out, tensors, grad)
+        # The first key is the only one of its kind, so ∂L/∂u_i0 is the first entry of the gradient of q̃_i.
+        expected = (of_queries[:, 0, :1] * q_friction[:, 0].to(DEVICE)).sum(0)
+        torch.testing.assert_close(
+            of_keys[0, 0], expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())
+        )
+
+
+def test_the_gradient_of_lambda_is_zero_where_lambda_is():
+    tensors, ptr, grad = make([9, 12])
+    lam = torch.tensor([0.4, 0.0], device=DEVICE, requires_grad=True)
+    out = attend(launch.fused_attention, tensors, ptr, lam, 0.1, False, 12)
+    of_lam = torch.autograd.grad(out, lam, grad)[0]
+    assert of_lam[0] != 0
+    assert of_lam[1] == 0
 
 
 @on_gpu

@@ -85,11 +85,12 @@ def measure_streamed(
 def steep_flows(s, u, valid, keys, pivot, pivot_key, level, steep, m):
     """`solving.flows`, though scores come out with other last bits than those that the row was solved with.
 
-    The pivot is told by its number. A key at the very edge of A may be on its other side: no weight exceeds that of m, and
-    no flow the whole.
+    The pivot is told by its number. A key at the very edge of A may be on its other side now: below the pivot no weight
+    exceeds that of m (above it `flows` sees to that), and no flow the whole.
     """
     u = tl.where(keys[None, :] == pivot_key[:, None], pivot[:, None], u)
-    z, log_weight, log_gated = flows(tl.minimum(s, m[:, None]), u, valid, pivot, level, steep, m)
+    s = tl.where(above_pivot(u, pivot) <= 0, tl.minimum(s, m[:, None]), s)
+    z, log_weight, log_gated = flows(s, u, valid, pivot, level, steep, m)
     return tl.minimum(z, 1.0), log_weight, log_gated
 
 
