@@ -33,6 +33,7 @@ SHAPES = [
     ("v", _like(NODES - 1, HEADS, WIDTH), r"\[8, 2, 4\]"),
     ("v", _like(NODES, HEADS + 1, WIDTH), r"\[9, 3, 4\]"),
     ("v", _like(NODES, WIDTH), r"\[9, 4\]"),
+    ("v", _like(NODES, HEADS, 0), r"\[9, 2, 0\]"),
     ("q_friction", _like(NODES, HEADS, 3), r"\[9, 2, 3\]"),
     ("k_friction", _like(NODES, 1, WIDTH), r"\[9, 1, 4\]"),
     ("q", _like(NODES, HEADS, WIDTH, dtype=torch.int64), "int64"),

@@ -15,6 +15,8 @@ def require_shapes(ptr: Tensor, dropout_p: float, **tensors: Tensor) -> None:
         checks.require_floating(name, x)
         if x.dim() != 3:
             raise ValueError(f"{name} must have the shape [nodes, heads, width], got a {checks.describe(x)}")
+        if not x.shape[2]:
+            raise ValueError(f"{name} must have a width of 1 at least, got a {checks.describe(x)}")
         if name != "v":
             checks.require_same_shape(name, x, first_name, first)
         elif x.shape[:2] != first.shape[:2]:

@@ -151,7 +151,7 @@ def query_kernel(
 
 @triton.jit
 def lam_kernel(sums, ptr, lam, grad_lam, heads, BLOCK: tl.constexpr):
-    """∂L/∂λ of one graph, Σ ∂L/∂log κ / λ over its rows of ``sums`` [N, heads]; 0 where λ is."""
+    """∂L/∂λ of one graph, Σ ∂L/∂log κ / λ over its rows of ``sums`` [N, heads]; 0 where λ = 0."""
     graph = tl.program_id(0)
     start, end = tl.load(ptr + graph) * heads, tl.load(ptr + graph + 1) * heads
     total = tl.zeros([BLOCK], tl.float32)

@@ -73,7 +73,7 @@ def fused_attention(
             )  # fmt: skip
     if streamed:
         tensors = (q, k, v, q_friction, k_friction, out, *means, stats, ptr, lam, seed)
-        tile, _, _, steep = stream_tiles(q, v, max_nodes > MAX_NODES)
+        tile, _, _, steep = stream_tiles(q, v, streamed)
         options = stream_options(tile, q, v, potential, dropout_p)
         stream_forward_kernel[(nodes // tile.rows + graphs, heads)](
             *tensors, *sizes, MORE_THAN=MAX_NODES, HARD=hard, DOUBT=DOUBT[q.dtype], LOG_GENTLE=STRICT, **options

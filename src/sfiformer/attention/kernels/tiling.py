@@ -19,7 +19,8 @@ class Bucket(NamedTuple):
 
 
 def buckets(q: Tensor) -> tuple[Bucket, ...]:
-    """By size. Warps that share rows wait for one another at every sum over them: where a tile is small, there are few."""
+    """Those for heads like q's, by the size of graphs. Warps that share rows wait for one another at every sum over them, so a
+    small tile has few."""
     if q.element_size() > 2:
         middle = Bucket(128, 16 if _is_wide(q) else 32, 4), Bucket(256, 16, 8)
     else:

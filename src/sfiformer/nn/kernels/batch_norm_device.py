@@ -87,7 +87,7 @@ def slope(z, ACTIVATION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["size"])
 def moments_kernel(
-    x, update, added, rows, seed, pivots, means, squares, below, factor, size, width: tl.constexpr,
+    x, update, added, rows, seed, pivots, means, squares, below, factor, size, WIDTH: tl.constexpr,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, ADD: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
@@ -97,7 +97,7 @@ def moments_kernel(
     """
     part = tl.program_id(0)
     columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    inside = columns < width
+    inside = columns < WIDTH
     count = real_rows(rows, size, MASKED)
     each = piece_rows(count, PARTS, SUB)
     pivot = tl.load(x + columns, mask=inside & (count > 0), other=0.0).to(tl.float32)
@@ -108,14 +108,14 @@ def moments_kernel(
     seen = tl.zeros([SUB], tl.float32)
     mean, square = tl.zeros([SUB, COLS], tl.float32), tl.zeros([SUB, COLS], tl.float32)
     for start in range(part * each, tl.minimum(part * each + each, count), 8 * SUB):
-        at = (tl.full((), 0, tl.int64) + start) * width
+        at = (tl.full((), 0, tl.int64) + start) * WIDTH
         if DROPOUT:
             words = draw(seed, start, columns, SUB)
         for j in tl.static_range(8):
             local = j * SUB + tl.arange(0, SUB)
             real = start + local < count
             mask = real[:, None] & inside[None, :]
-            offsets = local[:, None] * width + columns[None, :]
+            offsets = local[:, None] * WIDTH + columns[None, :]
             values = tl.load(x + at + offsets, mask=mask, other=0.0).to(tl.float32)
             if ADD:
                 change = tl.load(update + at + offsets, mask=mask, other=0.0).to(tl.float32)
@@ -130,14 +130,14 @@ def moments_kernel(
             mean += delta * (1 / tl.maximum(seen, 1.0))[:, None]
             square += delta * tl.where(mask, values - mean, 0.0)
     mean_of_piece, square_of_piece = merged(seen, mean, square)
-    tl.store(means + part * width + columns, mean_of_piece, mask=inside)
-    tl.store(squares + part * width + columns, square_of_piece, mask=inside)
+    tl.store(means + part * WIDTH + columns, mean_of_piece, mask=inside)
+    tl.store(squares + part * WIDTH + columns, square_of_piece, mask=inside)
 
 
 @triton.jit(do_not_specialize=["size"])
 def apply_kernel(
     x, residual, out, weight, bias, pivots, means, squares, mean_out, scale_out, running_mean, running_var, batches, rows, seed,
-    momentum, eps, below, factor, size, width: tl.constexpr,
+    momentum, eps, below, factor, size, WIDTH: tl.constexpr,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, RESIDUAL: tl.constexpr, DROPOUT: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
@@ -146,10 +146,10 @@ def apply_kernel(
     Every program puts the pieces of its channels together; the first of them also writes the statistics.
     """
     columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    inside = columns < width
+    inside = columns < WIDTH
     count = real_rows(rows, size, MASKED)
     counts = piece_counts(count, PARTS, SUB)
-    places = tl.arange(0, PARTS)[:, None] * width + columns[None, :]
+    places = tl.arange(0, PARTS)[:, None] * WIDTH + columns[None, :]
     there = (counts > 0)[:, None] & inside[None, :]
     mean, square = merged(
         counts,
@@ -177,14 +177,14 @@ def apply_kernel(
     gain = tl.load(weight + columns, mask=inside, other=0.0)
     shift = tl.load(bias + columns, mask=inside, other=0.0)
     for start in range(tl.program_id(0) * 8 * SUB, size, tl.num_programs(0) * 8 * SUB):
-        at = (tl.full((), 0, tl.int64) + start) * width
+        at = (tl.full((), 0, tl.int64) + start) * WIDTH
         if DROPOUT:
             words = draw(seed, start, columns, SUB)
         for j in tl.static_range(8):
             local = j * SUB + tl.arange(0, SUB)
             real = (start + local < count)[:, None] & inside[None, :]
             mask = (start + local < size)[:, None] & inside[None, :]
-            offsets = local[:, None] * width + columns[None, :]
+            offsets = local[:, None] * WIDTH + columns[None, :]
             values = tl.load(x + at + offsets, mask=real, other=0.0).to(tl.float32)
             y = activated(
                 (values - mean[None, :]) * scale[None, :] * gain[None, :] + shift[None, :], ACTIVATION
@@ -208,14 +208,14 @@ def gradient_of_z(x, grad_out, mask, mean, scale, gain, shift, ACTIVATION: tl.co
 
 @triton.jit(do_not_specialize=["size"])
 def sums_kernel(
-    x, grad_out, weight, bias, mean_in, scale_in, rows, seed, of_bias, of_weight, below, factor, size, width: tl.constexpr,
+    x, grad_out, weight, bias, mean_in, scale_in, rows, seed, of_bias, of_weight, below, factor, size, WIDTH: tl.constexpr,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, DROPOUT: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Σ ∂L/∂z and Σ x̂ ∂L/∂z over one piece of the real rows."""
     part = tl.program_id(0)
     columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    inside = columns < width
+    inside = columns < WIDTH
     count = real_rows(rows, size, MASKED)
     each = piece_rows(count, PARTS, SUB)
     mean = tl.load(mean_in + columns, mask=inside, other=0.0)
@@ -224,13 +224,13 @@ def sums_kernel(
     shift = tl.load(bias + columns, mask=inside, other=0.0)
     plain, by_normed = tl.zeros([SUB, COLS], tl.float32), tl.zeros([SUB, COLS], tl.float32)
     for start in range(part * each, tl.minimum(part * each + each, count), 8 * SUB):
-        at = (tl.full((), 0, tl.int64) + start) * width
+        at = (tl.full((), 0, tl.int64) + start) * WIDTH
         if DROPOUT:
             words = draw(seed, start, columns, SUB)
         for j in tl.static_range(8):
             local = j * SUB + tl.arange(0, SUB)
             mask = (start + local < count)[:, None] & inside[None, :]
-            offsets = local[:, None] * width + columns[None, :]
+            offsets = local[:, None] * WIDTH + columns[None, :]
             normed, grad = gradient_of_z(
                 x + at + offsets, grad_out + at + offsets, mask, mean, scale, gain, shift, ACTIVATION
             )
@@ -238,14 +238,14 @@ def sums_kernel(
                 grad = grad * kept(words, below, factor, j)
             plain += grad
             by_normed += grad * normed
-    tl.store(of_bias + part * width + columns, tl.sum(plain, 0), mask=inside)
-    tl.store(of_weight + part * width + columns, tl.sum(by_normed, 0), mask=inside)
+    tl.store(of_bias + part * WIDTH + columns, tl.sum(plain, 0), mask=inside)
+    tl.store(of_weight + part * WIDTH + columns, tl.sum(by_normed, 0), mask=inside)
 
 
 @triton.jit(do_not_specialize=["size"])
 def gradient_kernel(
     x, grad_out, weight, bias, mean_in, scale_in, rows, seed, of_bias, of_weight,
-    grad_x, grad_update, grad_weight, grad_bias, below, factor, size, width: tl.constexpr,
+    grad_x, grad_update, grad_weight, grad_bias, below, factor, size, WIDTH: tl.constexpr,
     SUB: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr,
     MASKED: tl.constexpr, ADD: tl.constexpr, DROPOUT: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
@@ -254,9 +254,9 @@ def gradient_kernel(
     With ADD, x is x + dropout(update), of which both get the gradient.
     """
     columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    inside = columns < width
+    inside = columns < WIDTH
     count = real_rows(rows, size, MASKED)
-    places = tl.arange(0, PARTS)[:, None] * width + columns[None, :]
+    places = tl.arange(0, PARTS)[:, None] * WIDTH + columns[None, :]
     there = (piece_counts(count, PARTS, SUB) > 0)[:, None] & inside[None, :]
     plain = tl.sum(tl.load(of_bias + places, mask=there, other=0.0), 0)
     by_normed = tl.sum(tl.load(of_weight + places, mask=there, other=0.0), 0)
@@ -271,14 +271,14 @@ def gradient_kernel(
     gain = tl.load(weight + columns, mask=inside, other=0.0)
     shift = tl.load(bias + columns, mask=inside, other=0.0)
     for start in range(tl.program_id(0) * 8 * SUB, size, tl.num_programs(0) * 8 * SUB):
-        at = (tl.full((), 0, tl.int64) + start) * width
+        at = (tl.full((), 0, tl.int64) + start) * WIDTH
         if DROPOUT:
             words = draw(seed, start, columns, SUB)
         for j in tl.static_range(8):
             local = j * SUB + tl.arange(0, SUB)
             real = (start + local < count)[:, None] & inside[None, :]
             mask = (start + local < size)[:, None] & inside[None, :]
-            offsets = local[:, None] * width + columns[None, :]
+            offsets = local[:, None] * WIDTH + columns[None, :]
             normed, grad = gradient_of_z(
                 x + at + offsets, grad_out + at + offsets, real, mean, scale, gain, shift, ACTIVATION
             )
