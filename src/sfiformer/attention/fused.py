@@ -37,8 +37,8 @@ def fused_attend(
         return None
     from sfiformer.attention.kernels.launch import fused_attention
 
-    # Heads whose width is no multiple of 8 are copied into such as are, with zeros behind: their rows would else be loaded a
-    # number at a time, which takes several times as long.
+    # Heads whose width is no multiple of 8 are copied into such as are, with zeros behind: their rows would else be loaded in
+    # small pieces, as they are aligned.
     tensors = [
         x if x is None else _of_width(x, wide(x.shape[2], x)) for x in (q, k, v, q_friction, k_friction)
     ]

@@ -15,7 +15,7 @@ and both terms of z_j are non-negative and at most 1: nothing cancels, whatever 
 flow: A is too large. If t lifts η above the next friction, A is too small. By these two signs the pivots that Newton's
 method finds are checked; the few rows that fail are solved again, in float64 and logarithms.
 
-Masks are kept as numbers, 0 and 1: on a CPU, boolean tensors are ten times slower.
+Masks are kept as numbers, 0 and 1: on a CPU, boolean tensors are slower.
 """
 
 from __future__ import annotations

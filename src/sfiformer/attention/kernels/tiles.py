@@ -1,8 +1,8 @@
 """Device functions on tiles: products over the width of the heads, and dropout.
 
 Nodes are numbered within their graph, in 32 bits: 64-bit addresses would fill the registers. Widths are cut into chunks of
-WIDTH columns, masked at the end: no width need be a power of two. (Those that are no multiple of 8 work, and slowly: see
-`sfiformer.attention.fused`.)
+WIDTH columns, masked at the end: no width need be a power of two. (Those that are no multiple of 8 are padded by
+`sfiformer.attention.fused`, for the alignment of their rows.)
 """
 
 import triton

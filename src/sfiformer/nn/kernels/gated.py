@@ -2,8 +2,7 @@
 
 A program owns a node and all its channels, and walks over EDGES edges at a time. Sums stay in the program, in float32: there
 are no atomics, and two runs agree to the bit. Widths are known when compiling, so that rows load in the widest pieces that
-their alignment allows. A program is one warp where the channels allow it: warps that shared a sum would wait for one another,
-which takes ten times as long as the sum.
+their alignment allows. A program is one warp where the channels allow it: warps that shared a sum would wait for one another.
 """
 
 import torch
