@@ -16,7 +16,7 @@ if not GPU:
 triton = pytest.importorskip("triton", reason="the kernels need Triton")
 tl = pytest.importorskip("triton.language")
 
-from packing import margins, poisoned  # noqa: E402
+from packing import margins, other_last_bits, poisoned  # noqa: E402
 from sfiformer.attention import dfi_attention, sfi_attention  # noqa: E402
 from sfiformer.attention.kernels import launch  # noqa: E402
 from sfiformer.attention.kernels.tiles import kept  # noqa: E402
@@ -252,6 +252,34 @@ def test_a_heavy_key_at_the_edge(ahead, lam, alpha, spread):
         torch.testing.assert_close(
             of_keys[0, 0], expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())
         )
+
+
+@pytest.mark.skipif(GPU, reason="on a GPU the kernels differ in their last bits without help")
+def test_a_heavy_key_whose_last_bits_put_it_in_and_out(monkeypatch):
+    """One key has e^30 times the weight of the others, and a friction that is theirs to rounding, another time otherwise.
+
+    Wherever the kernels see it, none makes a flow, or a gradient, of its weight alone.
+    """
+    other_last_bits(monkeypatch)
+    rows = 64
+    kind = torch.ones(rows, dtype=torch.int64)
+    kind[0], kind[1] = 0, 2  # heavy; and so light that κ f of the others is large
+    s, u = (torch.tensor(x).expand(rows, 1, 3) for x in ([30.0, 0.0, -40.0], [1 + 6e-6, 1.0, 1.5]))
+    keys = torch.eye(16)[kind].unsqueeze(1)
+    q, q_friction = (torch.zeros(rows, 1, 16).index_copy(2, torch.arange(3), 4 * x) for x in (s, u))
+    tensors = [x.clone().requires_grad_() for x in (q, keys, keys, q_friction, keys)]
+    out = attend(
+        launch.fused_attention, tensors, torch.tensor([0, rows]), torch.tensor([1e-6]), math.inf, False, rows
+    )
+    drawn = out[:, 0, 0] > 0.5
+    assert 0 < int(drawn.sum()) < rows  # some rows draw from the heavy key, and some do not
+    grad = torch.randn(keys.shape, generator=torch.Generator().manual_seed(0))
+    of_q, of_k, of_v, *of_friction = torch.autograd.grad(out, tensors, grad)
+    assert max(float(x.abs().max()) for x in (of_q, of_k)) < 1e-3
+    assert float(of_v.abs().max()) < rows
+    assert (
+        max(float(x.abs().max()) for x in of_friction) < 1e14
+    )  # κ f p of the others is e^22; with the heavy key's p, e^52
 
 
 def test_the_gradient_of_lambda_is_zero_where_lambda_is():

@@ -6,7 +6,6 @@ On a machine without a GPU they run in Triton's interpreter, where every graph i
 import math
 import os
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,9 +15,7 @@ if not GPU:
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
-from triton.runtime.interpreter import InterpreterBuilder  # noqa: E402
-
-from packing import margins, poisoned  # noqa: E402
+from packing import margins, other_last_bits, poisoned  # noqa: E402
 from sfiformer.attention import dfi_attention, fused, kernels, sfi_attention, widths  # noqa: E402
 from sfiformer.attention.kernels import launch  # noqa: E402
 from sfiformer.attention.packed import packed_attention  # noqa: E402
@@ -128,16 +125,7 @@ def test_a_wide_head(stream_all):
 @pytest.mark.skipif(GPU, reason="on a GPU the kernels differ in their last bits without help")
 @pytest.mark.parametrize("scale", [30, 100])
 def test_scores_may_come_out_with_other_last_bits(stream_all, monkeypatch, scale):
-    """Every product of matrices is off by about a unit in the last place, another time otherwise."""
-    generator, exact = np.random.default_rng(0), InterpreterBuilder.create_dot
-
-    def create_dot(self, a, b, total, *args):
-        x = exact(self, a, b, total, *args)
-        size = np.abs(a.data).astype(np.float32) @ np.abs(b.data).astype(np.float32)
-        x.data += (size * generator.uniform(-1e-7, 1e-7, size.shape)).astype(np.float32)
-        return x
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+    other_last_bits(monkeypatch)
     tensors, grad = make([70, 64], spread=scale**0.5)
     clear = (margins(tensors, torch.tensor([0, 70, 134]), 0.1) > 1e-4 * scale).unsqueeze(-1)
     grad = grad * clear

@@ -2,8 +2,8 @@
 
 It recomputes the flows from the nine numbers a row that the forward left, and applies the closed form of
 `sfiformer.flow.exact`. For the kernels of keys it leaves, for each row, the gradient at the heaviest key, the offset of the
-mean from it (lifted by κ f_k), the pull T and ∂L/∂log κ, the size of the terms of a gradient and the heaviest key's number;
-and what `keep_for_keys` says.
+mean from it (lifted by κ f_k), the pull T and ∂L/∂log κ, the size of the terms of a gradient, the heaviest key's number and
+its s; and what `keep_for_keys` says.
 No atomics: two runs agree to the bit.
 """
 
@@ -93,7 +93,7 @@ def query_kernel(
         gentle = is_gentle(pivot, steep, m, norm_s, norm_u, LOG_GENTLE)
         if tl.min(gentle.to(tl.int32), 0) > 0:
             weight, taken = gentle_weights(s, u, valid, pivot, level, steep, m, limit)
-            g_top, size, top = m * 0, m * 0, m.to(tl.int32) * 0
+            g_top, size, top, heaviest = m * 0, m * 0, m.to(tl.int32) * 0, m
             # Σ_A p is made anew: a key at the very edge of A may fall on the other side of it now.
             leak = exp(tl.load(place + 5 * stat_stride, mask=is_row, other=0.0))
             offset = tl.sum(weight * g, 1) / (tl.sum(weight, 1) + leak)
@@ -110,8 +110,9 @@ def query_kernel(
             z, log_weight, log_gated = flows(s, u, valid, pivot, level, steep, m)
             total = tl.load(place + 4 * stat_stride, mask=is_row, other=1.0)
             log_leak = tl.load(place + 5 * stat_stride, mask=is_row, other=float("-inf"))
-            heaviest = log_weight >= tl.max(log_weight, 1)[:, None]
-            top = tl.min(tl.where(heaviest, keys[None, :], KEYS - 1), 1)
+            largest = tl.max(log_weight, 1)
+            top = tl.min(tl.where(log_weight >= largest[:, None], keys[None, :], KEYS - 1), 1)
+            heaviest = tl.where(largest > float("-inf"), m + largest, m)
             g_top = tl.sum(tl.where(keys[None, :] == top[:, None], g, 0.0), 1)
             ahead = tl.where(valid, g - g_top[:, None], 0.0)
             lift, size = (
@@ -140,6 +141,7 @@ def query_kernel(
         tl.store(place + 4 * stat_stride, size, mask=is_row)
         tl.store(place + 5 * stat_stride, top.to(tl.float32), mask=is_row)
         tl.store(place + 6 * stat_stride, m * 0 - 1, mask=is_row)  # the pivot's number, which nobody kept
+        tl.store(place + 7 * stat_stride, heaviest, mask=is_row)
         place = plain + head * (stat_stride // heads) + start + rows
         keep_for_keys(
             place, stat_stride, is_row, gentle, pivot, level, steep, m, limit,

@@ -107,7 +107,7 @@ def fused_attention_backward(
     """Gradients of q, k, v, q_friction, k_friction (empty where there are none) and lam."""
     nodes, heads, _ = q.shape
     of_q, of_k, of_v, of_q_friction, of_k_friction = _like(q, k, v, q_friction, k_friction)
-    sums = q.new_empty((7, nodes, heads), dtype=torch.float32)
+    sums = q.new_empty((8, nodes, heads), dtype=torch.float32)
     graphs, dense = len(ptr) - 1, q_friction is None
     plain = sums.new_empty((7, heads, nodes))  # of gentle rows, for the keys
     found = torch.zeros(1 + graphs * heads, dtype=torch.int32, device=q.device)  # other rows: `note_found`

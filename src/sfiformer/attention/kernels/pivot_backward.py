@@ -70,6 +70,7 @@ def pivot_query_kernel(
         lift = tl.maximum(steep, 0.0)
         top = tl.load(stats + row_number + 8 * stat_stride, mask=hard, other=0.0).to(tl.int32)
         pivot_key = tl.load(stats + row_number + 10 * stat_stride, mask=hard, other=0.0).to(tl.int32)
+        heaviest = m
         product = upstream.to(tl.float32) * load_chunk(
             v + value_at, top, n, value_stride, 0, value_width, VALUE_WIDTH
         ).to(tl.float32)
@@ -90,7 +91,9 @@ def pivot_query_kernel(
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
-            z, log_weight, _ = steep_flows(s, u, valid, keys, pivot, pivot_key, level, steep, m)
+            z, log_weight, _ = steep_flows(
+                s, u, valid, keys, pivot, pivot_key, top, heaviest, level, steep, m
+            )
             lifted = tl.exp(tl.minimum(log_weight + lift[:, None], 80.0))
             ahead = ahead_of_top(g, g_top, size, keys, top, valid)
             offset += tl.sum(lifted * ahead, 1)
@@ -117,7 +120,7 @@ def pivot_query_kernel(
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
-            z, _, log_gated = steep_flows(s, u, valid, keys, pivot, pivot_key, level, steep, m)
+            z, _, log_gated = steep_flows(s, u, valid, keys, pivot, pivot_key, top, heaviest, level, steep, m)
             ahead = ahead_of_top(g, g_top, size, keys, top, valid)
             gate = gate_gradient(log_gated, ahead, offset, lift)
             grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
@@ -134,6 +137,7 @@ def pivot_query_kernel(
         tl.store(place + 4 * stat_stride, size, mask=hard)
         tl.store(place + 5 * stat_stride, top.to(tl.float32), mask=hard)
         tl.store(place + 6 * stat_stride, pivot_key.to(tl.float32), mask=hard)
+        tl.store(place + 7 * stat_stride, heaviest, mask=hard)
 
 
 @triton.jit
@@ -184,6 +188,7 @@ def pivot_key_kernel(
                 size = tl.load(place + 4 * stat_stride, mask=hard, other=0.0)
                 top = tl.load(place + 5 * stat_stride, mask=hard, other=0.0).to(tl.int32)
                 pivot_key = tl.load(place + 6 * stat_stride, mask=hard, other=0.0).to(tl.int32)
+                heaviest = tl.load(place + 7 * stat_stride, mask=hard, other=0.0)
                 lift = tl.maximum(steep, 0.0)
                 x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
                 x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
@@ -199,7 +204,9 @@ def pivot_key_kernel(
                     keep = kept(tl.load(seed), row_number, keys, dropout_p)
                     g *= keep
                 valid = (keys < n)[None, :] & hard[:, None]
-                z, _, log_gated = steep_flows(s, u, valid, keys, pivot, pivot_key, level, steep, m)
+                z, _, log_gated = steep_flows(
+                    s, u, valid, keys, pivot, pivot_key, top, heaviest, level, steep, m
+                )
                 ahead = ahead_of_top(g, g_top, size, keys, top, valid)
                 gate = gate_gradient(log_gated, ahead, offset, lift)
                 sunk = offset * tl.exp(-lift)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from sfiformer.attention.kernels.key_backward import store_columns
-from sfiformer.attention.kernels.solving import above_pivot, expm1, flows, log1p, rounding
+from sfiformer.attention.kernels.solving import above_pivot, expm1, flows, log1p, no_heavier, rounding
 from sfiformer.attention.kernels.streaming import scores, weigh, whole
 from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate
 
@@ -82,15 +82,15 @@ def measure_streamed(
 
 
 @triton.jit
-def steep_flows(s, u, valid, keys, pivot, pivot_key, level, steep, m):
+def steep_flows(s, u, valid, keys, pivot, pivot_key, top, heaviest, level, steep, m):
     """`solving.flows`, though scores come out with other last bits than those that the row was solved with.
 
-    The pivot is told by its number. A key at the very edge of A may be on its other side now: below the pivot no weight
-    exceeds that of m (above it `flows` sees to that), and no flow the whole.
+    The pivot and the heaviest active key are told by their numbers (where these are known, else −1), and ``heaviest`` is the s
+    of the latter. Other keys at the very edge of A may be on its other side now: no flow exceeds the whole.
     """
     u = tl.where(keys[None, :] == pivot_key[:, None], pivot[:, None], u)
-    s = tl.where(above_pivot(u, pivot) <= 0, tl.minimum(s, m[:, None]), s)
-    z, log_weight, log_gated = flows(s, u, valid, pivot, level, steep, m)
+    u = tl.where(keys[None, :] == top[:, None], tl.minimum(u, pivot[:, None]), u)
+    z, log_weight, log_gated = flows(s, u, valid & no_heavier(s, heaviest), pivot, level, steep, m)
     return tl.minimum(z, 1.0), log_weight, log_gated
 
 
@@ -171,7 +171,9 @@ def pivot_forward_kernel(
             s = scores(x, y, keys, n, stride, width, scale, WIDTH, PRECISION)
             u = scores(x_friction, y_friction, keys, n, stride, width, scale, WIDTH, PRECISION)
             valid = (keys < n)[None, :] & hard[:, None]
-            z, log_weight, log_gated = steep_flows(s, u, valid, keys, pivot, pivot_key, level, steep, m)
+            z, log_weight, log_gated = steep_flows(
+                s, u, valid, keys, pivot, pivot_key, pivot_key * 0 - 1, m, level, steep, m
+            )
             heaviest, top = larger(heaviest, top, log_weight, keys)
             # Of use only where the backward finds the row gentle.
             gated = tl.exp(tl.minimum(log_gated, LOG_GENTLE))

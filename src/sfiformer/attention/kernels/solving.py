@@ -230,19 +230,25 @@ def solve(s, u, valid, scale0, s_ref, leak0, spill0, u_max):
 
 
 @triton.jit
+def no_heavier(s, top):
+    """Which keys have no larger s than ``top``, give or take far more than rounding."""
+    return s <= (top + 1e-3 * (1 + tl.abs(top)))[:, None]
+
+
+@triton.jit
 def flows(s, u, valid, pivot, level, scale, m):
     """z, log p/p_m (−inf outside A) and log κ f p (what friction takes from each flow), from the solution of `solve`.
 
-    A key is active where t + κ (f_k − f_j) > 0, which holds for the pivot whatever the last bit of its recomputed score. One
-    above the pivot has no more weight than m: where rounding alone puts a heavier key on this side of the edge, its weight,
-    which may be any power of e, would make a flow of that rounding.
+    A key is active where t + κ (f_k − f_j) > 0, which holds for the pivot whatever the last bit of its recomputed score; and
+    none is heavier than m. Where another last bit alone puts a heavier key on this side of the edge, its weight, which may be
+    any power of e, would make a flow of that rounding.
     """
     above = above_pivot(u, pivot)
     steep = exp(tl.minimum(scale, 80.0))[:, None]
     up = expm1(above)
-    inside = (above <= 0) | ((steep * up < level[:, None]) & (s <= m[:, None]))
+    inside = ((above <= 0) | (steep * up < level[:, None])) & no_heavier(s, m)
     active = valid & (level[:, None] > 0) & inside
-    exponent = tl.where(active, s - m[:, None], float("-inf"))
+    exponent = tl.where(active, tl.minimum(s - m[:, None], 0.0), float("-inf"))
     weight = exp(exponent)
     depth = tl.abs(up)
     lifted = tl.where(
