@@ -44,6 +44,7 @@ def test_a_run_folder_holds_everything_and_twice_is_the_same(tmp_path, quiet, ou
     assert list((run / "tensorboard").iterdir())
     about = json.loads((run / "about.json").read_text())
     assert about["versions"]["torch"] == torch.__version__
+    assert about["device"] == "cpu"
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["node_features"] == 7
     assert evaluate(run, split="val", device="cpu") == {"mean_recall": result.val}
     assert SFiFormer.from_pretrained(run / "best").num_parameters == result.parameters

@@ -88,7 +88,7 @@ def train(
             shown.say(_introduction(prepared, model, fabric, state, report, run))
             run.require_space(4 * model.num_parameters)
             with run.writing():
-                run.describe(prepared, {"processes": ranks.count(), "device": str(fabric.device), **report})
+                run.describe(prepared, {"processes": ranks.count(), "device": _device(fabric.device), **report})
                 writers = Writers(run.path, checkpoints, MetricsLog(run.path, state.history))
             stack.callback(writers.log.close)
         trainer = Trainer(fabric, prepared, model, optimizer, loss, metric, state, shown, writers)
@@ -185,6 +185,11 @@ def _introduction(
         lines.append(f"resuming after epoch {state.epoch}, step {state.step}")
         lines += run.changes(prepared.config)
     return "\n".join(lines)
+
+
+def _device(device: torch.device) -> str:
+    """cpu, or the GPU by number and name."""
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
 def _farewell(stop: Interrupted, state: State, out: Path) -> str:
