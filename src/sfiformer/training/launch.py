@@ -88,7 +88,9 @@ def train(
             shown.say(_introduction(prepared, model, fabric, state, report, run))
             run.require_space(4 * model.num_parameters)
             with run.writing():
-                run.describe(prepared, {"processes": ranks.count(), "device": _device(fabric.device), **report})
+                run.describe(
+                    prepared, {"processes": ranks.count(), "device": _device(fabric.device), **report}
+                )
                 writers = Writers(run.path, checkpoints, MetricsLog(run.path, state.history))
             stack.callback(writers.log.close)
         trainer = Trainer(fabric, prepared, model, optimizer, loss, metric, state, shown, writers)
