@@ -9,7 +9,7 @@ import triton.language as tl
 
 from sfiformer.attention.kernels.solving import exp
 from sfiformer.attention.kernels.streaming import LOG2E
-from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate
+from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate, saturated
 
 
 @triton.jit
@@ -47,7 +47,9 @@ def store_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
     """Write the tile ``x`` [rows, WIDTH] of a tensor whose heads have ``width`` columns."""
     columns = tl.arange(0, WIDTH)
     inside = is_row[:, None] & (columns < width)[None, :]
-    tl.store(out + (rows[:, None] * stride + columns[None, :]), x.to(out.dtype.element_ty), mask=inside)
+    tl.store(
+        out + (rows[:, None] * stride + columns[None, :]), saturated(x, out.dtype.element_ty), mask=inside
+    )
 
 
 @triton.jit

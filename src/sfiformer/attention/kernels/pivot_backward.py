@@ -10,7 +10,7 @@ from sfiformer.attention.kernels.backward import gate_gradient, gradient_of_s, g
 from sfiformer.attention.kernels.key_backward import note_found, store_columns
 from sfiformer.attention.kernels.pivot_forward import steep_flows
 from sfiformer.attention.kernels.streaming import is_gentle, scores
-from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate
+from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate, saturated
 
 
 @triton.jit
@@ -33,14 +33,6 @@ def ahead_of_top(g, g_top, size, keys, top, valid):
     return tl.where(valid & other, ahead, 0.0)
 
 
-@triton.jit
-def saturated(x, like):
-    """``x`` in the type of ``like``; an infinity would make the products' sums NaN."""
-    if like.dtype == tl.float16:
-        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
-    return x.to(like.dtype)
-
-
 @triton.jit(do_not_specialize=RUNTIME)
 def pivot_query_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_q, grad_q_friction, found, stats, sums, ptr, seed,
@@ -58,7 +50,9 @@ def pivot_query_kernel(
     pivot, level, steep, m, norm_s, norm_u, hard = steep_rows(
         stats + row_number, (n > MORE_THAN) & (rows < n), stat_stride, LOG_GENTLE
     )
-    if tl.max(hard.to(tl.int32), 0) > 0:
+    if (first_row < n) & (
+        tl.max(hard.to(tl.int32), 0) > 0
+    ):  # without the first, the compiler loads two bytes at a time
         note_found(found, graph * heads + head)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
@@ -126,7 +120,9 @@ def pivot_query_kernel(
             grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
             grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
             of_q = tl.dot(grad_s.to(y.dtype), y, of_q, input_precision=PRECISION)
-            of_q_friction = tl.dot(saturated(grad_u, y), y_friction, of_q_friction, input_precision=PRECISION)
+            of_q_friction = tl.dot(
+                saturated(grad_u, y.dtype), y_friction, of_q_friction, input_precision=PRECISION
+            )
         store_columns(grad_q + at, rows, of_q * scale, hard, stride, width, WIDTH)
         store_columns(grad_q_friction + at, rows, of_q_friction * scale, hard, stride, width, WIDTH)
         place = sums + row_number
@@ -147,7 +143,7 @@ def add_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
     inside = is_row[:, None] & (columns < width)[None, :]
     place = out + (rows[:, None] * stride + columns[None, :])
     before = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(place, (before + x).to(out.dtype.element_ty), mask=inside)
+    tl.store(place, saturated(before + x, out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -216,7 +212,9 @@ def pivot_key_kernel(
                     z *= keep
                 of_v += tl.dot(tl.trans(z).to(upstream.dtype), upstream, input_precision=PRECISION)
                 of_k += tl.dot(tl.trans(grad_s).to(x.dtype), x, input_precision=PRECISION)
-                of_k_friction += tl.dot(tl.trans(saturated(grad_u, x)), x_friction, input_precision=PRECISION)
+                of_k_friction += tl.dot(
+                    tl.trans(saturated(grad_u, x.dtype)), x_friction, input_precision=PRECISION
+                )
         is_key = keys < n
         add_columns(grad_k + at, keys, of_k * scale, is_key, stride, width, WIDTH)
         add_columns(grad_k_friction + at, keys, of_k_friction * scale, is_key, stride, width, WIDTH)

@@ -55,18 +55,28 @@ def products(
 
 
 @triton.jit
+def saturated(x, kind: tl.constexpr):
+    """``x`` in that type, within its range: an infinity would make sums of products NaN."""
+    if kind == tl.float16:
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    return x.to(kind)
+
+
+@triton.jit
 def combine(
     matrix, base, nodes, out, rows, n, stride, width, factor, WIDTH: tl.constexpr, PRECISION: tl.constexpr
 ):
     """out_i = factor · Σ_j matrix_ij x_j, a chunk of columns at a time."""
-    matrix = matrix.to(base.dtype.element_ty)
+    matrix = saturated(matrix, base.dtype.element_ty)
     for first in range(0, width, WIDTH):
         x = load_chunk(base, nodes, n, stride, first, width, WIDTH)
         block = tl.dot(matrix, x, input_precision=PRECISION) * factor
         columns = first + tl.arange(0, WIDTH)
         inside = (rows < n)[:, None] & (columns < width)[None, :]
         tl.store(
-            out + (rows[:, None] * stride + columns[None, :]), block.to(out.dtype.element_ty), mask=inside
+            out + (rows[:, None] * stride + columns[None, :]),
+            saturated(block, out.dtype.element_ty),
+            mask=inside,
         )
 
 
