@@ -280,9 +280,8 @@ def test_a_heavy_key_whose_last_bits_put_it_in_and_out(monkeypatch):
     of_q, of_k, of_v, *of_friction = torch.autograd.grad(out, tensors, grad)
     assert max(float(x.abs().max()) for x in (of_q, of_k)) < 1e-3
     assert float(of_v.abs().max()) < rows
-    assert (
-        max(float(x.abs().max()) for x in of_friction) < 1e14
-    )  # κ f p of the others is e^22; with the heavy key's p, e^52
+    # κ f p of the others is e^22; with the heavy key's p, e^52.
+    assert max(float(x.abs().max()) for x in of_friction) < 1e14
 
 
 def test_the_gradient_of_lambda_is_zero_where_lambda_is():

@@ -50,9 +50,8 @@ def pivot_query_kernel(
     pivot, level, steep, m, norm_s, norm_u, hard = steep_rows(
         stats + row_number, (n > MORE_THAN) & (rows < n), stat_stride, LOG_GENTLE
     )
-    if (first_row < n) & (
-        tl.max(hard.to(tl.int32), 0) > 0
-    ):  # without the first, the compiler loads two bytes at a time
+    # The first condition says nothing new, but under a maximum alone the compiler loads two bytes at a time.
+    if (first_row < n) & (tl.max(hard.to(tl.int32), 0) > 0):
         note_found(found, graph * heads + head)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
@@ -64,7 +63,6 @@ def pivot_query_kernel(
         lift = tl.maximum(steep, 0.0)
         top = tl.load(stats + row_number + 8 * stat_stride, mask=hard, other=0.0).to(tl.int32)
         pivot_key = tl.load(stats + row_number + 10 * stat_stride, mask=hard, other=0.0).to(tl.int32)
-        heaviest = m
         product = upstream.to(tl.float32) * load_chunk(
             v + value_at, top, n, value_stride, 0, value_width, VALUE_WIDTH
         ).to(tl.float32)
@@ -85,9 +83,7 @@ def pivot_query_kernel(
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
-            z, log_weight, _ = steep_flows(
-                s, u, valid, keys, pivot, pivot_key, top, heaviest, level, steep, m
-            )
+            z, log_weight, _ = steep_flows(s, u, valid, keys, pivot, pivot_key, top, m, level, steep, m)
             lifted = tl.exp(tl.minimum(log_weight + lift[:, None], 80.0))
             ahead = ahead_of_top(g, g_top, size, keys, top, valid)
             offset += tl.sum(lifted * ahead, 1)
@@ -114,7 +110,7 @@ def pivot_query_kernel(
             if DROPOUT:
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
-            z, _, log_gated = steep_flows(s, u, valid, keys, pivot, pivot_key, top, heaviest, level, steep, m)
+            z, _, log_gated = steep_flows(s, u, valid, keys, pivot, pivot_key, top, m, level, steep, m)
             ahead = ahead_of_top(g, g_top, size, keys, top, valid)
             gate = gate_gradient(log_gated, ahead, offset, lift)
             grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
@@ -133,7 +129,7 @@ def pivot_query_kernel(
         tl.store(place + 4 * stat_stride, size, mask=hard)
         tl.store(place + 5 * stat_stride, top.to(tl.float32), mask=hard)
         tl.store(place + 6 * stat_stride, pivot_key.to(tl.float32), mask=hard)
-        tl.store(place + 7 * stat_stride, heaviest, mask=hard)
+        tl.store(place + 7 * stat_stride, m, mask=hard)
 
 
 @triton.jit

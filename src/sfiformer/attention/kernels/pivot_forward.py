@@ -110,9 +110,8 @@ def pivot_forward_kernel(
     place = stats + start * heads + head + rows * heads
     here = (n > MORE_THAN) & (rows < n)
     hard = tl.load(place + 9 * stat_stride, mask=here, other=0.0) < 0
-    if (first_row < n) & (
-        tl.max(hard.to(tl.int32), 0) > 0
-    ):  # without the first, the compiler loads two bytes at a time
+    # The first condition says nothing new, but under a maximum alone the compiler loads two bytes at a time.
+    if (first_row < n) & (tl.max(hard.to(tl.int32), 0) > 0):
         inf = float("inf")
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
