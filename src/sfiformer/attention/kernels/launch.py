@@ -10,20 +10,22 @@ from torch import Tensor
 
 from sfiformer.attention.branches import Branches
 from sfiformer.attention.kernels import MAX_NODES
-from sfiformer.attention.kernels.backward import lam_kernel, query_kernel
+from sfiformer.attention.kernels.chip_backward import chip_query_kernel
 from sfiformer.attention.kernels.forward import forward_kernel
 from sfiformer.attention.kernels.key_backward import key_kernel
 from sfiformer.attention.kernels.pivot_backward import pivot_key_kernel, pivot_query_kernel
 from sfiformer.attention.kernels.pivot_forward import pivot_forward_kernel
-from sfiformer.attention.kernels.stream_backward import stream_query_kernel
+from sfiformer.attention.kernels.query_backward import lam_kernel, query_kernel
 from sfiformer.attention.kernels.stream_forward import stream_forward_kernel
 from sfiformer.attention.kernels.tiling import (
     DOUBT,
     STRICT,
     Stream,
     buckets_in_use,
+    chunk,
     log_gentle,
     on_chip_options,
+    query_tile,
     stream_options,
     stream_tiles,
     unit,
@@ -66,21 +68,22 @@ def fused_attention(
     # Half of the registers hold a gentle tile: twice as many programs at a time.
     lean = {"maxnreg": 128} if q.element_size() == 2 and q.is_cuda else {}
     for bucket, below, tiles in buckets_in_use(q, graphs, min(max_nodes, MAX_NODES)):
-        options = on_chip_options(bucket, below, q, v, q_friction is None, potential, dropout_p)
+        options = on_chip_options(bucket, below, q, v, potential, dropout_p)
         with branches.next():
             forward_kernel[(tiles, heads)](
-                q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, *sizes, HARD=hard, **options, **lean
+                q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, *sizes,
+                HARD=hard, DENSE=q_friction is None, **options, **lean,
             )  # fmt: skip
     if streamed:
         tensors = (q, k, v, q_friction, k_friction, out, *means, stats, ptr, lam, seed)
         tile, _, _, steep = stream_tiles(q, v, streamed)
         options = stream_options(tile, q, v, potential, dropout_p)
         stream_forward_kernel[(nodes // tile.rows + graphs, heads)](
-            *tensors, *sizes, MORE_THAN=MAX_NODES, HARD=hard, DOUBT=DOUBT[q.dtype], LOG_GENTLE=STRICT, **options
+            *tensors, *sizes, MAX_NODES, HARD=hard, DOUBT=DOUBT[q.dtype], LOG_GENTLE=STRICT, **options
         )  # fmt: skip
         options = stream_options(steep, q, v, potential, dropout_p)
         pivot_forward_kernel[(nodes // steep.rows + graphs, heads)](
-            *tensors, *sizes, MORE_THAN=MAX_NODES, HARD=hard, LOG_GENTLE=STRICT, **options
+            *tensors, *sizes, MAX_NODES, HARD=hard, LOG_GENTLE=STRICT, **options
         )
     branches.join()
     return out, stats, means
@@ -119,18 +122,24 @@ def fused_attention_backward(
         options = stream_options(tile, q, v, potential, dropout_p)
         kernel[(nodes // tile.rows + graphs, heads)](*inputs, *tensors, *tail, **options, **more)
 
-    large = {"MORE_THAN": MAX_NODES, "LOG_GENTLE": STRICT}
+    for_rows = {"DENSE": dense, "CHUNK": chunk(q)}
+    large = {"more_than": MAX_NODES, "LOG_GENTLE": STRICT}
     branches = Branches("buckets", q)
-    for bucket, below, tiles in buckets_in_use(q, graphs, min(max_nodes, MAX_NODES)):
-        options = on_chip_options(bucket, below, q, v, dense, potential, dropout_p, backward=True)
-        with branches.next():
-            query_kernel[(tiles, heads)](*inputs, of_q, of_q_friction, plain, found, *tail, **options)
+    gentle = (*means, of_q, of_q_friction, plain, found)
+    if nodes:
+        options = {**large, "LOG_GENTLE": log_gentle(q)}
+        run(query_kernel, query_tile(q, v), *gentle, LARGE=False, **for_rows, **options)
+    if not dense:  # whose rows all are gentle
+        for bucket, below, tiles in buckets_in_use(q, graphs, min(max_nodes, MAX_NODES)):
+            options = on_chip_options(bucket, below, q, v, potential, dropout_p)
+            with branches.next():
+                chip_query_kernel[(tiles, heads)](*inputs, of_q, of_q_friction, found, *tail, **options)
     if max_nodes > MAX_NODES:
-        run(stream_query_kernel, queries, *means, of_q, of_q_friction, plain, **large)
+        run(query_kernel, queries, *gentle, LARGE=True, **for_rows, **large)
         run(pivot_query_kernel, steep, of_q, of_q_friction, found, **large)
     branches.join()
     if nodes:
-        run(key_kernel, keys, of_k, of_v, of_k_friction, plain, DENSE=dense)
+        run(key_kernel, keys, of_k, of_v, of_k_friction, plain, **for_rows)
     if nodes and not dense:
         run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found, ON_CHIP=log_gentle(q), **large)
     grad_lam = torch.zeros_like(lam) if dense else torch.empty_like(lam)

@@ -1,4 +1,4 @@
-"""The backward of rows that are not gentle: `backward`'s formulas, with the keys (of large graphs) or queries streaming past.
+"""The backward of rows that are not gentle: `chip_backward`'s formulas, with keys (of large graphs) or queries streaming past.
 
 These kernels follow those of gentle rows, skip every tile without such a row, and touch no other row. No atomics.
 """
@@ -6,9 +6,10 @@ These kernels follow those of gentle rows, skip every tile without such a row, a
 import triton
 import triton.language as tl
 
-from sfiformer.attention.kernels.backward import gate_gradient, gradient_of_s, gradient_of_u, load_stats
+from sfiformer.attention.kernels.chip_backward import gate_gradient, gradient_of_s, gradient_of_u
 from sfiformer.attention.kernels.key_backward import note_found, store_columns
 from sfiformer.attention.kernels.pivot_forward import steep_flows
+from sfiformer.attention.kernels.query_backward import load_stats
 from sfiformer.attention.kernels.streaming import is_gentle, scores
 from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate, saturated
 
@@ -36,8 +37,8 @@ def ahead_of_top(g, g_top, size, keys, top, valid):
 @triton.jit(do_not_specialize=RUNTIME)
 def pivot_query_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_q, grad_q_friction, found, stats, sums, ptr, seed,
-    scale, dropout_p, graphs, heads, units, value_units, stat_stride,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    scale, dropout_p, graphs, heads, units, value_units, stat_stride, more_than,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
     UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
@@ -48,7 +49,7 @@ def pivot_query_kernel(
     rows = first_row + tl.arange(0, ROWS)
     row_number = start * heads + head + rows * heads
     pivot, level, steep, m, norm_s, norm_u, hard = steep_rows(
-        stats + row_number, (n > MORE_THAN) & (rows < n), stat_stride, LOG_GENTLE
+        stats + row_number, (n > more_than) & (rows < n), stat_stride, LOG_GENTLE
     )
     # The first condition says nothing new, but under a maximum alone the compiler loads two bytes at a time.
     if (first_row < n) & (tl.max(hard.to(tl.int32), 0) > 0):
@@ -145,8 +146,8 @@ def add_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
 @triton.jit(do_not_specialize=RUNTIME)
 def pivot_key_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, found, stats, sums, ptr, seed,
-    scale, dropout_p, graphs, heads, units, value_units, stat_stride,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    scale, dropout_p, graphs, heads, units, value_units, stat_stride, more_than,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
     ON_CHIP: tl.constexpr,
     UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
@@ -161,7 +162,7 @@ def pivot_key_kernel(
         keys = first_key + tl.arange(0, ROWS)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
-        log_gentle = tl.where(n > MORE_THAN, LOG_GENTLE, ON_CHIP)
+        log_gentle = tl.where(n > more_than, LOG_GENTLE, ON_CHIP)
         of_k = tl.zeros([ROWS, WIDTH], tl.float32)
         of_k_friction = tl.zeros([ROWS, WIDTH], tl.float32)
         of_v = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)

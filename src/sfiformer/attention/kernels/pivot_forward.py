@@ -97,8 +97,8 @@ def steep_flows(s, u, valid, keys, pivot, pivot_key, top, heaviest, level, steep
 @triton.jit(do_not_specialize=RUNTIME)
 def pivot_forward_kernel(
     q, k, v, q_friction, k_friction, out, means, slopes, stats, ptr, lam, seed,
-    log_alpha, scale, dropout_p, graphs, heads, units, value_units, stat_stride,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    log_alpha, scale, dropout_p, graphs, heads, units, value_units, stat_stride, more_than,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, HARD: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
     UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +108,7 @@ def pivot_forward_kernel(
     start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
     rows = first_row + tl.arange(0, ROWS)
     place = stats + start * heads + head + rows * heads
-    here = (n > MORE_THAN) & (rows < n)
+    here = (n > more_than) & (rows < n)
     hard = tl.load(place + 9 * stat_stride, mask=here, other=0.0) < 0
     # The first condition says nothing new, but under a maximum alone the compiler loads two bytes at a time.
     if (first_row < n) & (tl.max(hard.to(tl.int32), 0) > 0):

@@ -256,11 +256,3 @@ def flows(s, u, valid, pivot, level, scale, m):
     )
     z = tl.maximum(weight * level[:, None] + tl.where(above <= 0, lifted, -lifted), 0.0)
     return tl.where(active, z, 0.0), exponent, exponent + scale[:, None] + above
-
-
-@triton.jit
-def gentle_weights(s, u, valid, pivot, level, scale, m, limit):
-    """p/p_m on A (0 elsewhere) and κ f/p_m, where κ f_k is moderate in every row of the tile; z = p (η − κ f)₊ of them."""
-    taken = exp(tl.where(valid, u - (pivot - scale)[:, None], float("-inf")))
-    active = valid & (u < limit[:, None]) & (level > float("-inf"))[:, None]
-    return tl.where(active, exp(s - m[:, None]), 0.0), taken

@@ -80,13 +80,13 @@ def guess(
 @triton.jit(do_not_specialize=RUNTIME)
 def stream_forward_kernel(
     q, k, v, q_friction, k_friction, out, means, slopes, stats, ptr, lam, seed,
-    log_alpha, scale, dropout_p, graphs, heads, units, value_units, stat_stride,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, MORE_THAN: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    log_alpha, scale, dropout_p, graphs, heads, units, value_units, stat_stride, more_than,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, HARD: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
     DOUBT: tl.constexpr,
     UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries and one head, for graphs of n > MORE_THAN nodes.
+    """One tile of queries and one head, for graphs of n > more_than nodes.
 
     ``means`` are O₂ = Σ_A p v / W, and ``slopes`` ∂O/∂log κ = Σ_A κ f p (O₂ − v), which is O − O₂, but of that difference
     little would be left where friction takes little.
@@ -94,7 +94,7 @@ def stream_forward_kernel(
     width, value_width = units * UNIT, value_units * VALUE_UNIT
     head = tl.program_id(1)
     start, n, graph, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
-    if (first_row < n) & (n > MORE_THAN):
+    if (first_row < n) & (n > more_than):
         rows = first_row + tl.arange(0, ROWS)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width

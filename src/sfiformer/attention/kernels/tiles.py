@@ -11,7 +11,7 @@ import triton.language as tl
 # Arguments of the kernels that change from batch to batch, and widths: head widths come in units of UNIT columns, a power of
 # two up to 8, by which rows are known to be aligned, and load in the widest pieces. (Were the width itself known, the loops
 # over its chunks would vanish where there is but one, and the registers overflow.)
-RUNTIME = ["graphs", "stat_stride", "units", "value_units"]
+RUNTIME = ["graphs", "stat_stride", "units", "value_units", "more_than"]
 
 
 @triton.jit
@@ -60,6 +60,23 @@ def saturated(x, kind: tl.constexpr):
     if kind == tl.float16:
         x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
     return x.to(kind)
+
+
+@triton.jit
+def block_of_products(
+    x, left, right, rows, keys, n, stride, width,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`products` of a tile, whose rows x of whole heads are at hand, with a block: CHUNK columns at a time, or all at once.
+
+    In float32, whose products are made of three, whole heads would fill the registers.
+    """
+    if CHUNK < WIDTH:
+        total = products(left, right, rows, keys, n, stride, width, ROWS, KEYS, CHUNK, PRECISION)
+    else:
+        y = load_chunk(right, keys, n, stride, 0, width, WIDTH)
+        total = tl.dot(x, tl.trans(y), input_precision=PRECISION)
+    return total
 
 
 @triton.jit

@@ -43,31 +43,22 @@ def buckets_in_use(q: Tensor, graphs: int, largest: int) -> Iterator[tuple[Bucke
 
 
 def on_chip_options(
-    bucket: Bucket,
-    below: int,
-    q: Tensor,
-    v: Tensor,
-    dense: bool,
-    potential: bool,
-    dropout_p: float,
-    *,
-    backward: bool = False,
+    bucket: Bucket, below: int, q: Tensor, v: Tensor, potential: bool, dropout_p: float
 ) -> dict[str, Any]:
     """Compile-time settings of the kernels with rows on chip."""
     half, wide = q.element_size() == 2, _is_wide(q)
-    # Columns of a head at a time; and how many such chunks are on their way, where there is room for them.
-    chunk, stages = (64 if wide else 32), 3 if backward and wide and bucket.keys == 256 else 2
+    # Columns of a head at a time; and how many such pieces are on their way, where there is room for them.
+    columns, stages = (64 if wide else 32), 2
     if not half:
-        chunk, stages = (32 if wide or bucket.keys == 256 else 16), 1
+        columns, stages = (32 if wide or bucket.keys == 256 else 16), 1
     return {
         "ROWS": bucket.rows,
         "KEYS": bucket.keys,
         "MORE_THAN": below,
-        "WIDTH": chunk,
+        "WIDTH": columns,
         "UNIT": unit(q),
         "VALUE_UNIT": unit(v),
         "POTENTIAL": potential,
-        "DENSE": dense,
         "DROPOUT": dropout_p > 0,
         "PRECISION": _precision(q, long=bucket.keys > 256),
         "LOG_GENTLE": log_gentle(q),
@@ -154,3 +145,16 @@ def stream_tiles(q: Tensor, v: Tensor, streamed: bool) -> tuple[Stream, Stream, 
         return Stream(64, 32, 8, 2), Stream(64, 32, 8, 1), Stream(32, 32, 4, 1), steep
     keys = Stream(16, 32, 4 if width <= 128 else 8, 1)
     return Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), keys, steep._replace(rows=16, warps=8)
+
+
+def query_tile(q: Tensor, v: Tensor) -> Stream:
+    """Tiles of the backward's queries in graphs whose rows the forward had on chip."""
+    width = _padded(max(q.shape[2], v.shape[2]))
+    if q.element_size() == 2:
+        return Stream(32, 32, 2, 2) if width <= 64 else Stream(64 if width <= 128 else 32, 32, 4, 2)
+    return Stream(16, 32, 2, 1) if width <= 64 else Stream(16, 64, 4 if width <= 128 else 8, 1)
+
+
+def chunk(q: Tensor) -> int:
+    """Columns of a head that the backward's blocks take at a time: all, but in float32."""
+    return 256 if q.element_size() == 2 else 32
