@@ -22,7 +22,7 @@ started (both relative to the norm of the best), and how many flows are exactly 
 
 On a GPU the second table says what share of the device's peaks a method reaches, counting the least that it has to compute and
 to move (`peaks`), and the third which kernels take its time. Single large graphs follow, in both scalings, with the
-number of sweeps over their keys.
+number of sweeps over their keys; then graphs around the size from which keys are streamed, done both ways.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from batches import ALPHA, EXACT, ITERATIONS, LAM, PADDED, RELATIVE, SDPA, SHAPE
 from breakdown import kernel_table
 from common import header, judged, publish
 from compiling import Case, compile_kernels
-from large_graphs import one_large_graph, sample
+from large_graphs import border, one_large_graph, samples
 from measured import Measured
 from peaks import shares
 from sfiformer.flow import Proximal, flows_from_scores
@@ -151,6 +151,8 @@ def report(arguments: argparse.Namespace) -> str:
         print(f"measuring {nodes} nodes …", file=sys.stderr, flush=True)
         tables, met = one_large_graph(nodes, device, arguments.seconds)
         lines, checks = lines + tables, checks + met
+    for dtype in arguments.dtype if arguments.large else []:
+        lines += border(getattr(torch, dtype), device, arguments.seconds)
     return "\n".join([*lines, *checks])
 
 
@@ -168,7 +170,7 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
         for name, shape in shapes.items()
         for dtype in arguments.dtype
     ]
-    return cases + [sample()] * bool(arguments.large)
+    return cases + (samples([getattr(torch, dtype) for dtype in arguments.dtype]) if arguments.large else [])
 
 
 def _name(dtype: torch.dtype) -> str:

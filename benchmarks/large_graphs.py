@@ -1,6 +1,8 @@
-"""One large graph on a GPU: exact flows in both scalings against SDPA's flash kernel."""
+"""Large graphs on a GPU: one of them against SDPA's flash kernel, and where streaming its keys begins to pay."""
 
 from __future__ import annotations
+
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -8,18 +10,46 @@ from torch.nn.attention import SDPBackend
 
 from batches import ALPHA, EXACT, FLASH, LAM, RELATIVE, Batch
 from breakdown import kernel_table
-from common import judged
+from common import captured, judged, timings
 from compiling import Case
 from measured import Measured
 from peaks import shares
 from sfiformer.attention import kernels
 
 HEADS, WIDTH = 8, 64
+BORDER = 256, 512, 768, 1024  # sizes of graphs around the one from which they are streamed
+NODES = 12_288  # of a batch of them
 
 
-def sample() -> Case:
-    """The smallest batch with the kernels of large graphs: they are compiled for multiples of 16 rows, as these are."""
-    return Case([kernels.MAX_NODES + 16], HEADS, WIDTH, torch.bfloat16)
+def samples(dtypes: list[torch.dtype]) -> list[Case]:
+    """The smallest batches with all kernels of this file: they are compiled for multiples of 16 rows, as these are."""
+    sizes = [*BORDER, kernels.MAX_NODES + 16]
+    return [Case([nodes], HEADS, WIDTH, dtype) for dtype in {*dtypes, torch.bfloat16} for nodes in sizes]
+
+
+def border(dtype: torch.dtype, device: torch.device, seconds: float) -> list[str]:
+    """Batches of equal graphs with the forward's rows on chip, and with its keys streaming past: replayed, taking turns."""
+    from sfiformer.attention.kernels import launch
+
+    name = str(dtype).removeprefix("torch.")
+    lines = [
+        "",
+        f"graphs of one size, {NODES} nodes a batch, {HEADS} heads of width {WIDTH}, {name}: the border is {kernels.MAX_NODES}",
+        f"  {'nodes a graph':<20}{'on chip, ms':>13}{'streamed':>11}{'× on chip':>11}",
+    ]
+    for nodes in BORDER:
+        call = Batch([nodes] * (NODES // nodes), HEADS, WIDTH, device, dtype).sfi()
+        calls = {}
+        try:
+            for where, most in {"chip": kernels.MAX_NODES, "stream": 0}.items():
+                launch.MAX_NODES = most
+                call()
+                calls[where] = captured(call)
+        finally:
+            launch.MAX_NODES = kernels.MAX_NODES
+        chip, stream = (median(times) for times in timings(calls, device, budget=seconds).values())
+        lines.append(f"  {nodes:<20}{1e3 * chip:>13.3f}{1e3 * stream:>11.3f}{stream / chip:>11.2f}")
+    return lines
 
 
 def one_large_graph(nodes: int, device: torch.device, seconds: float) -> tuple[list[str], list[str]]:
