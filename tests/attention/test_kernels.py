@@ -135,16 +135,18 @@ def test_no_flow_pays_gives_zeros():
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_duplicated_keys_have_finite_gradients(dtype, dropout_p):
-    """Dropout tells twins apart, and the derivatives of their flows exceed any type."""
+@pytest.mark.parametrize(
+    ("dtype", "upstream"), [(torch.float32, 1), (torch.float16, 1), (torch.float32, 1e28)]
+)
+def test_duplicated_keys_have_finite_gradients(dtype, upstream, dropout_p):
+    """Dropout tells twins apart, and the derivatives of their flows exceed any type; so may those of the layer above."""
     tensors, ptr, grad = make([8], spread=6.0, dtype=dtype)
     with torch.no_grad():
         for x in tensors:
             x[4:] = x[:4]
     lam = torch.tensor([0.2], device=DEVICE, requires_grad=True)
     out = attend(launch.fused_attention, tensors, ptr, lam, 0.1, False, 8, dropout_p)
-    assert all(g.isfinite().all() for g in torch.autograd.grad(out, [*tensors, lam], grad))
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out, [*tensors, lam], upstream * grad))
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])

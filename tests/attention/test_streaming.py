@@ -219,12 +219,14 @@ def test_no_flow_pays_gives_zeros(stream_all):
     assert not any(g.any() for g in torch.autograd.grad(out, inputs, grad))
 
 
-def test_duplicated_keys_have_finite_gradients(stream_all):
+@pytest.mark.parametrize(("dropout_p", "upstream"), [(0.0, 1), (0.5, 1), (0.5, 1e28)])
+def test_duplicated_keys_have_finite_gradients(stream_all, dropout_p, upstream):
     tensors, grad = make([64], spread=6.0)
     for x in tensors:
         x[32:] = x[:32]
+    case = ([64], tensors, upstream * grad, 0.1, False)
     assert all(
-        x.isfinite().all() for x in with_gradients(launch.fused_attention, [64], tensors, grad, 0.1, False)
+        x.isfinite().all() for x in with_gradients(launch.fused_attention, *case, dropout_p=dropout_p, seed=5)
     )
 
 

@@ -16,16 +16,20 @@ from sfiformer.attention.kernels.tiles import RUNTIME, combine, kept, locate, pr
 
 
 @triton.jit
+def lifted_product(log_factor, x):
+    """exp(log_factor) x, so far inside the type that sums of it are finite, also where x is itself the gradient of a tie."""
+    product = exp(tl.minimum(log_factor, 80.0)) * x
+    return tl.minimum(tl.maximum(product, -1e33), 1e33)
+
+
+@triton.jit
 def gate_gradient(log_gated, ahead, offset, lift):
     """κ f p (g − ḡ), from g − g_top and exp(lift) (ḡ − g_top).
 
     κ f p may exceed any power of ten while g − ḡ falls below all: the two meet as one exponential. What then exceeds the type
     saturates (exact ties have such derivatives).
     """
-    gate = (
-        exp(tl.minimum(log_gated, 80.0)) * ahead
-        - exp(tl.minimum(log_gated - lift[:, None], 80.0)) * offset[:, None]
-    )
+    gate = lifted_product(log_gated, ahead) - lifted_product(log_gated - lift[:, None], offset[:, None])
     return tl.minimum(tl.maximum(gate, -1e28), 1e28)
 
 
@@ -86,8 +90,8 @@ def chip_query_kernel(
         ahead = tl.where(valid, g - g_top[:, None], 0.0)
         size = 4 * tl.max(tl.abs(g), 1)  # no less than Σ |dO| |v|, as a rule
         lift = tl.maximum(steep, 0.0)
-        lifted = exp(tl.minimum(log_weight + lift[:, None], 80.0))
-        offset = (tl.sum(lifted * ahead, 1) - exp(tl.minimum(log_leak + lift, 80.0)) * g_top) / total
+        offset = tl.sum(lifted_product(log_weight + lift[:, None], ahead), 1)
+        offset = (offset - lifted_product(log_leak + lift, g_top)) / total
         sunk = offset * exp(-lift)  # ḡ − g_top
         mean = tl.where(level > 0, g_top + sunk, 0.0)
         centred = ahead - sunk[:, None]

@@ -6,7 +6,12 @@ These kernels follow those of gentle rows, skip every tile without such a row, a
 import triton
 import triton.language as tl
 
-from sfiformer.attention.kernels.chip_backward import gate_gradient, gradient_of_s, gradient_of_u
+from sfiformer.attention.kernels.chip_backward import (
+    gate_gradient,
+    gradient_of_s,
+    gradient_of_u,
+    lifted_product,
+)
 from sfiformer.attention.kernels.key_backward import note_found, store_columns
 from sfiformer.attention.kernels.pivot_forward import steep_flows
 from sfiformer.attention.kernels.query_backward import load_stats
@@ -85,12 +90,11 @@ def pivot_query_kernel(
                 g *= kept(tl.load(seed), row_number, keys, dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
             z, log_weight, _ = steep_flows(s, u, valid, keys, pivot, pivot_key, top, m, level, steep, m)
-            lifted = tl.exp(tl.minimum(log_weight + lift[:, None], 80.0))
             ahead = ahead_of_top(g, g_top, size, keys, top, valid)
-            offset += tl.sum(lifted * ahead, 1)
+            offset += tl.sum(lifted_product(log_weight + lift[:, None], ahead), 1)
             pull += tl.sum(z * ahead, 1)
             flow += tl.sum(z, 1)
-        offset = (offset - tl.exp(tl.minimum(log_leak + lift, 80.0)) * g_top) / total
+        offset = (offset - lifted_product(log_leak + lift, g_top)) / total
         sunk = offset * tl.exp(-lift)  # ḡ − g_top
         mean = tl.where(level > 0, g_top + sunk, 0.0)
         pull -= sunk * flow
