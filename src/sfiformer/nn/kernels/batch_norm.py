@@ -88,6 +88,8 @@ def _options(rows: Tensor | None, dropout: float) -> tuple[dict[str, Any], tuple
     below = round(dropout * 65536)
     factor = 65536 / (65536 - below) if below < 65536 else 0.0
     options = {"SUB": SUB, "COLS": COLS, "PARTS": PARTS, "MASKED": rows is not None, "num_warps": WARPS}
+    if rows is not None and rows.is_cuda:
+        options["maxnreg"] = 128  # two programs at a time on a processor
     return options, (below, factor)
 
 

@@ -56,6 +56,30 @@ def kept(words, below, factor, J: tl.constexpr):
 
 
 @triton.jit
+def load_part(base, start, end, columns, J: tl.constexpr, SUB: tl.constexpr, WIDTH: tl.constexpr):
+    """Part J of the tile from row ``start`` on, [SUB, COLS]; 0 from row ``end`` on."""
+    local = J * SUB + tl.arange(0, SUB)
+    mask = (start + local < end)[:, None] & (columns < WIDTH)[None, :]
+    at = (tl.full((), 0, tl.int64) + start) * WIDTH
+    return tl.load(base + at + (local[:, None] * WIDTH + columns[None, :]), mask=mask, other=0.0)
+
+
+@triton.jit
+def load_tile(base, start, end, columns, SUB: tl.constexpr, WIDTH: tl.constexpr):
+    """All eight parts of a tile: all on their way at a time, as loads are not once something is written between them."""
+    return (
+        load_part(base, start, end, columns, 0, SUB, WIDTH),
+        load_part(base, start, end, columns, 1, SUB, WIDTH),
+        load_part(base, start, end, columns, 2, SUB, WIDTH),
+        load_part(base, start, end, columns, 3, SUB, WIDTH),
+        load_part(base, start, end, columns, 4, SUB, WIDTH),
+        load_part(base, start, end, columns, 5, SUB, WIDTH),
+        load_part(base, start, end, columns, 6, SUB, WIDTH),
+        load_part(base, start, end, columns, 7, SUB, WIDTH),
+    )
+
+
+@triton.jit
 def merged(counts, mean, square):
     """Mean and Σ (x − mean)² of all, from those of parts [K, COLS] of ``counts`` [K] rows."""
     weight = counts.to(tl.float32)[:, None]
@@ -111,14 +135,17 @@ def moments_kernel(
         at = (tl.full((), 0, tl.int64) + start) * WIDTH
         if DROPOUT:
             words = draw(seed, start, columns, SUB)
+        tile = load_tile(x, start, count, columns, SUB, WIDTH)
+        if ADD:
+            changes = load_tile(update, start, count, columns, SUB, WIDTH)
         for j in tl.static_range(8):
             local = j * SUB + tl.arange(0, SUB)
             real = start + local < count
             mask = real[:, None] & inside[None, :]
-            offsets = local[:, None] * WIDTH + columns[None, :]
-            values = tl.load(x + at + offsets, mask=mask, other=0.0).to(tl.float32)
+            values = tile[j].to(tl.float32)
             if ADD:
-                change = tl.load(update + at + offsets, mask=mask, other=0.0).to(tl.float32)
+                offsets = local[:, None] * WIDTH + columns[None, :]
+                change = changes[j].to(tl.float32)
                 if DROPOUT:
                     change = change * kept(words, below, factor, j)
                 rounded = (values + change).to(added.dtype.element_ty)
@@ -180,30 +207,31 @@ def apply_kernel(
         at = (tl.full((), 0, tl.int64) + start) * WIDTH
         if DROPOUT:
             words = draw(seed, start, columns, SUB)
+        tile = load_tile(x, start, count, columns, SUB, WIDTH)
+        if RESIDUAL:
+            residuals = load_tile(residual, start, size, columns, SUB, WIDTH)
         for j in tl.static_range(8):
             local = j * SUB + tl.arange(0, SUB)
             real = (start + local < count)[:, None] & inside[None, :]
             mask = (start + local < size)[:, None] & inside[None, :]
             offsets = local[:, None] * WIDTH + columns[None, :]
-            values = tl.load(x + at + offsets, mask=real, other=0.0).to(tl.float32)
             y = activated(
-                (values - mean[None, :]) * scale[None, :] * gain[None, :] + shift[None, :], ACTIVATION
+                (tile[j].to(tl.float32) - mean[None, :]) * scale[None, :] * gain[None, :] + shift[None, :],
+                ACTIVATION,
             )
             if DROPOUT:
                 y = y * kept(words, below, factor, j)
             y = tl.where(real, y, 0.0)
             if RESIDUAL:
-                y += tl.load(residual + at + offsets, mask=mask, other=0.0).to(tl.float32)
+                y += residuals[j].to(tl.float32)
             tl.store(out + at + offsets, y.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def gradient_of_z(x, grad_out, mask, mean, scale, gain, shift, ACTIVATION: tl.constexpr):
     """x̂, and ∂L/∂z for z = x̂ w + b where nothing is dropped, of one part of a tile; 0 outside the mask."""
-    normed = tl.load(x, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
-    normed = tl.where(mask, normed * scale[None, :], 0.0)
-    grad = tl.load(grad_out, mask=mask, other=0.0).to(tl.float32)
-    return normed, grad * slope(normed * gain[None, :] + shift[None, :], ACTIVATION)
+    normed = tl.where(mask, (x.to(tl.float32) - mean[None, :]) * scale[None, :], 0.0)
+    return normed, grad_out.to(tl.float32) * slope(normed * gain[None, :] + shift[None, :], ACTIVATION)
 
 
 @triton.jit(do_not_specialize=["size"])
@@ -224,16 +252,13 @@ def sums_kernel(
     shift = tl.load(bias + columns, mask=inside, other=0.0)
     plain, by_normed = tl.zeros([SUB, COLS], tl.float32), tl.zeros([SUB, COLS], tl.float32)
     for start in range(part * each, tl.minimum(part * each + each, count), 8 * SUB):
-        at = (tl.full((), 0, tl.int64) + start) * WIDTH
         if DROPOUT:
             words = draw(seed, start, columns, SUB)
+        tile = load_tile(x, start, count, columns, SUB, WIDTH)
+        grads = load_tile(grad_out, start, count, columns, SUB, WIDTH)
         for j in tl.static_range(8):
-            local = j * SUB + tl.arange(0, SUB)
-            mask = (start + local < count)[:, None] & inside[None, :]
-            offsets = local[:, None] * WIDTH + columns[None, :]
-            normed, grad = gradient_of_z(
-                x + at + offsets, grad_out + at + offsets, mask, mean, scale, gain, shift, ACTIVATION
-            )
+            real = (start + j * SUB + tl.arange(0, SUB) < count)[:, None] & inside[None, :]
+            normed, grad = gradient_of_z(tile[j], grads[j], real, mean, scale, gain, shift, ACTIVATION)
             if DROPOUT:
                 grad = grad * kept(words, below, factor, j)
             plain += grad
@@ -274,14 +299,14 @@ def gradient_kernel(
         at = (tl.full((), 0, tl.int64) + start) * WIDTH
         if DROPOUT:
             words = draw(seed, start, columns, SUB)
+        tile = load_tile(x, start, count, columns, SUB, WIDTH)
+        grads = load_tile(grad_out, start, count, columns, SUB, WIDTH)
         for j in tl.static_range(8):
             local = j * SUB + tl.arange(0, SUB)
             real = (start + local < count)[:, None] & inside[None, :]
             mask = (start + local < size)[:, None] & inside[None, :]
             offsets = local[:, None] * WIDTH + columns[None, :]
-            normed, grad = gradient_of_z(
-                x + at + offsets, grad_out + at + offsets, real, mean, scale, gain, shift, ACTIVATION
-            )
+            normed, grad = gradient_of_z(tile[j], grads[j], real, mean, scale, gain, shift, ACTIVATION)
             if DROPOUT and not ADD:
                 grad = grad * kept(words, below, factor, j)
             grad = (grad - plain[None, :] - normed * by_normed[None, :]) * (gain * scale)[None, :]
