@@ -19,10 +19,12 @@ from sfiformer.attention.kernels.query_backward import lam_kernel, query_kernel
 from sfiformer.attention.kernels.stream_forward import stream_forward_kernel
 from sfiformer.attention.kernels.tiling import (
     DOUBT,
+    STEEP_BUCKETS,
     STRICT,
     Stream,
-    buckets_in_use,
+    buckets,
     chunk,
+    in_use,
     log_gentle,
     on_chip_options,
     query_tile,
@@ -67,7 +69,7 @@ def fused_attention(
     branches = Branches("buckets", q)
     # Half of the registers hold a gentle tile: twice as many programs at a time.
     lean = {"maxnreg": 128} if q.element_size() == 2 and q.is_cuda else {}
-    for bucket, below, tiles in buckets_in_use(q, graphs, min(max_nodes, MAX_NODES)):
+    for bucket, below, tiles in in_use(buckets(q), q, graphs, min(max_nodes, MAX_NODES)):
         options = on_chip_options(bucket, below, q, v, potential, dropout_p)
         with branches.next():
             forward_kernel[(tiles, heads)](
@@ -130,7 +132,7 @@ def fused_attention_backward(
         options = {**large, "LOG_GENTLE": log_gentle(q)}
         run(query_kernel, query_tile(q, v), *gentle, LARGE=False, **for_rows, **options)
     if not dense:  # whose rows all are gentle
-        for bucket, below, tiles in buckets_in_use(q, graphs, min(max_nodes, MAX_NODES)):
+        for bucket, below, tiles in in_use(STEEP_BUCKETS, q, graphs, min(max_nodes, MAX_NODES)):
             options = on_chip_options(bucket, below, q, v, potential, dropout_p)
             with branches.next():
                 chip_query_kernel[(tiles, heads)](*inputs, of_q, of_q_friction, found, *tail, **options)

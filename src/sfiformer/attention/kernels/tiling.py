@@ -28,16 +28,21 @@ def buckets(q: Tensor) -> tuple[Bucket, ...]:
     return Bucket(64, 64, 4), *middle, Bucket(512, 16, 8), Bucket(1024, 16, 16)
 
 
+# Of rows that are not gentle. They are few as a rule, and a tile with one of them is made as a whole.
+STEEP_BUCKETS = tuple(Bucket(keys, 16, min(keys // 32, 16)) for keys in (64, 128, 256, 512, 1024))
+
+
 def _is_wide(q: Tensor) -> bool:
     return q.shape[2] >= 128
 
 
-def buckets_in_use(q: Tensor, graphs: int, largest: int) -> Iterator[tuple[Bucket, int, int]]:
-    """Those for graphs of up to ``largest`` nodes, the slowest first, each with the size that it starts above and the number
-    of its tiles (see `tiles.locate`)."""
-    all_of_them = buckets(q)
-    below = (0, *(bucket.keys for bucket in all_of_them))
-    for bucket, more_than in reversed(list(zip(all_of_them, below, strict=False))):
+def in_use(
+    among: tuple[Bucket, ...], q: Tensor, graphs: int, largest: int
+) -> Iterator[tuple[Bucket, int, int]]:
+    """The buckets for graphs of up to ``largest`` nodes, the slowest first, each with the size that it starts above and the
+    number of its tiles (see `tiles.locate`)."""
+    below = (0, *(bucket.keys for bucket in among))
+    for bucket, more_than in reversed(list(zip(among, below, strict=False))):
         if len(q) and more_than < largest:
             yield bucket, more_than, len(q) // bucket.rows + graphs
 
@@ -134,7 +139,7 @@ def stream_tiles(q: Tensor, v: Tensor, streamed: bool) -> tuple[Stream, Stream, 
     width, half = _padded(max(q.shape[2], v.shape[2])), q.element_size() == 2
     steep = Stream(32, 32, 4, 1)
     if half and width <= 64:
-        keys = Stream(64, 32, 4, 2) if streamed else Stream(32, 32, 4, 1)
+        keys = Stream(64, 32, 4, 2) if streamed else Stream(32, 32, 2, 2)
         keys = Stream(64, 64, 4, 1) if width <= 32 else keys
         return Stream(128, 64, 8, 3), Stream(128, 64, 8, 3), keys, steep
     if half and width <= 128:
@@ -142,7 +147,7 @@ def stream_tiles(q: Tensor, v: Tensor, streamed: bool) -> tuple[Stream, Stream, 
     if half:
         return Stream(64, 32, 8, 2), Stream(32, 64, 8, 2), Stream(32, 64, 8, 2), steep
     if width <= 64:
-        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 1), Stream(32, 32, 4, 1), steep
+        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 1), Stream(16, 32, 2, 1), steep
     keys = Stream(16, 32, 4 if width <= 128 else 8, 1)
     return Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), keys, steep._replace(rows=16, warps=8)
 
