@@ -9,7 +9,7 @@ import triton.language as tl
 
 from sfiformer.attention.kernels.solving import exp
 from sfiformer.attention.kernels.streaming import LOG2E
-from sfiformer.attention.kernels.tiles import RUNTIME, block_of_products, kept, load_chunk, locate, saturated
+from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate, saturated
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def plain_gradients(
 def key_kernel(
     q, k, v, q_friction, k_friction, grad_out, grad_k, grad_v, grad_k_friction, plain, stats, sums, ptr, seed,
     scale, dropout_p, graphs, heads, units, value_units, stat_stride,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     POTENTIAL: tl.constexpr, DENSE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
@@ -88,12 +88,10 @@ def key_kernel(
         keys = first_key + tl.arange(0, ROWS)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
-        q, k, v, grad_out = q + at, k + at, v + value_at, grad_out + value_at
-        y = load_chunk(k, keys, n, stride, 0, width, WIDTH)
+        y = load_chunk(k + at, keys, n, stride, 0, width, WIDTH)
         if not DENSE:
-            q_friction, k_friction = q_friction + at, k_friction + at
-            y_friction = load_chunk(k_friction, keys, n, stride, 0, width, WIDTH)
-        values = load_chunk(v, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
+            y_friction = load_chunk(k_friction + at, keys, n, stride, 0, width, WIDTH)
+        values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
         of_k = tl.zeros([ROWS, WIDTH], tl.float32)
         of_k_friction = tl.zeros([ROWS, WIDTH], tl.float32)
         of_v = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
@@ -109,17 +107,15 @@ def key_kernel(
             pull = tl.load(place + 4 * stat_stride, mask=is_query, other=0.0)
             share = tl.load(place + 5 * stat_stride, mask=is_query, other=0.0)
             norm_s = tl.load(place + 6 * stat_stride, mask=is_query, other=0.0)
-            s = block_of_products(
-                y, k, q, keys, queries, n, stride, width, ROWS, KEYS, WIDTH, CHUNK, PRECISION
-            ) * (scale * LOG2E)  # fmt: skip
-            u = s * 0
-            if not DENSE:
-                u = block_of_products(
-                    y_friction, k_friction, q_friction, keys, queries, n, stride, width, ROWS, KEYS, WIDTH, CHUNK, PRECISION
-                ) * (scale * LOG2E)  # fmt: skip
-            g = block_of_products(
-                values, v, grad_out, keys, queries, n, value_stride, value_width, ROWS, KEYS, VALUE_WIDTH, CHUNK, PRECISION
-            )  # fmt: skip
+            x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
+            upstream = load_chunk(grad_out + value_at, queries, n, value_stride, 0, value_width, VALUE_WIDTH)
+            s = scale * LOG2E * tl.dot(y, tl.trans(x), input_precision=PRECISION)
+            if DENSE:
+                u = s * 0
+            else:
+                x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
+                u = scale * LOG2E * tl.dot(y_friction, tl.trans(x_friction), input_precision=PRECISION)
+            g = tl.dot(values, tl.trans(upstream), input_precision=PRECISION)
             if DROPOUT:
                 keep = tl.trans(kept(tl.load(seed), row_number, keys, dropout_p))
                 g *= keep
@@ -129,14 +125,11 @@ def key_kernel(
             )  # fmt: skip
             if DROPOUT:
                 z *= keep
-            x = load_chunk(grad_out, queries, n, value_stride, 0, value_width, VALUE_WIDTH)
-            of_v = tl.dot(z.to(x.dtype), x, of_v, input_precision=PRECISION)
-            x = load_chunk(q, queries, n, stride, 0, width, WIDTH)
+            of_v = tl.dot(z.to(upstream.dtype), upstream, of_v, input_precision=PRECISION)
             of_k = tl.dot(grad_s.to(x.dtype), x, of_k, input_precision=PRECISION)
             if not DENSE:
-                x = load_chunk(q_friction, queries, n, stride, 0, width, WIDTH)
                 of_k_friction = tl.dot(
-                    saturated(grad_u, x.dtype), x, of_k_friction, input_precision=PRECISION
+                    saturated(grad_u, x.dtype), x_friction, of_k_friction, input_precision=PRECISION
                 )
         is_key = keys < n
         store_columns(grad_k + at, keys, of_k * scale, is_key, stride, width, WIDTH)

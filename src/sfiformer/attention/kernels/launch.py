@@ -124,24 +124,23 @@ def fused_attention_backward(
         options = stream_options(tile, q, v, potential, dropout_p)
         kernel[(nodes // tile.rows + graphs, heads)](*inputs, *tensors, *tail, **options, **more)
 
-    for_rows = {"DENSE": dense, "CHUNK": chunk(q)}
     large = {"more_than": MAX_NODES, "LOG_GENTLE": STRICT}
     branches = Branches("buckets", q)
     gentle = (*means, of_q, of_q_friction, plain, found)
     if nodes:
         options = {**large, "LOG_GENTLE": log_gentle(q)}
-        run(query_kernel, query_tile(q, v), *gentle, LARGE=False, **for_rows, **options)
+        run(query_kernel, query_tile(q, v), *gentle, LARGE=False, DENSE=dense, CHUNK=chunk(q), **options)
     if not dense:  # whose rows all are gentle
         for bucket, below, tiles in in_use(STEEP_BUCKETS, q, graphs, min(max_nodes, MAX_NODES)):
             options = on_chip_options(bucket, below, q, v, potential, dropout_p)
             with branches.next():
                 chip_query_kernel[(tiles, heads)](*inputs, of_q, of_q_friction, found, *tail, **options)
     if max_nodes > MAX_NODES:
-        run(query_kernel, queries, *gentle, LARGE=True, **for_rows, **large)
+        run(query_kernel, queries, *gentle, LARGE=True, DENSE=dense, CHUNK=chunk(q), **large)
         run(pivot_query_kernel, steep, of_q, of_q_friction, found, **large)
     branches.join()
     if nodes:
-        run(key_kernel, keys, of_k, of_v, of_k_friction, plain, **for_rows)
+        run(key_kernel, keys, of_k, of_v, of_k_friction, plain, DENSE=dense)
     if nodes and not dense:
         run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found, ON_CHIP=log_gentle(q), **large)
     grad_lam = torch.zeros_like(lam) if dense else torch.empty_like(lam)

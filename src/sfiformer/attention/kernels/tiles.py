@@ -69,7 +69,7 @@ def block_of_products(
 ):  # fmt: skip
     """`products` of a tile, whose rows x of whole heads are at hand, with a block: CHUNK columns at a time, or all at once.
 
-    In float32, whose products are made of three, whole heads would fill the registers.
+    In float32, whose products are made of three, wide heads would fill the registers.
     """
     if CHUNK < WIDTH:
         total = products(left, right, rows, keys, n, stride, width, ROWS, KEYS, CHUNK, PRECISION)

@@ -147,7 +147,8 @@ def stream_tiles(q: Tensor, v: Tensor, streamed: bool) -> tuple[Stream, Stream, 
     if half:
         return Stream(64, 32, 8, 2), Stream(32, 64, 8, 2), Stream(32, 64, 8, 2), steep
     if width <= 64:
-        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 1), Stream(16, 32, 2, 1), steep
+        keys = Stream(16, 32, 2, 1) if width <= 32 else Stream(32, 32, 4, 1)
+        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 1), keys, steep
     keys = Stream(16, 32, 4 if width <= 128 else 8, 1)
     return Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), keys, steep._replace(rows=16, warps=8)
 
@@ -161,5 +162,5 @@ def query_tile(q: Tensor, v: Tensor) -> Stream:
 
 
 def chunk(q: Tensor) -> int:
-    """Columns of a head that the backward's blocks take at a time: all, but in float32."""
-    return 256 if q.element_size() == 2 else 32
+    """Columns of a head that the backward's queries take at a time: all, but of wide heads in float32."""
+    return 32 if q.element_size() > 2 and _padded(q.shape[2]) > 64 else 256
