@@ -17,39 +17,59 @@ from peaks import shares
 from sfiformer.attention import kernels
 
 HEADS, WIDTH = 8, 64
-BORDER = 256, 512, 768, 1024  # sizes of graphs around the one from which they are streamed
-NODES = 12_288  # of a batch of them
+BORDER = 256, 512, 1024  # sizes of graphs up to the one from which they are streamed
+BORDER_HEADS = (HEADS, WIDTH), (4, 68), (4, 235)  # also those of the voc and peptides shapes
+SPREADS = 1, 4  # standard deviations of the scores; wide ones make rows that are measured from a pivot
+NODES = 12_288  # of a batch of such graphs
 
 
 def samples(dtypes: list[torch.dtype]) -> list[Case]:
     """The smallest batches with all kernels of this file: they are compiled for multiples of 16 rows, as these are."""
     sizes = [*BORDER, kernels.MAX_NODES + 16]
-    return [Case([nodes], HEADS, WIDTH, dtype) for dtype in {*dtypes, torch.bfloat16} for nodes in sizes]
+    cases = [Case([nodes], *heads, dtype) for heads in BORDER_HEADS for dtype in dtypes for nodes in sizes]
+    return [*cases, Case(sizes[-1:], HEADS, WIDTH, torch.bfloat16)]
 
 
 def border(dtype: torch.dtype, device: torch.device, seconds: float) -> list[str]:
     """Batches of equal graphs with the forward's rows on chip, and with its keys streaming past: replayed, taking turns."""
-    from sfiformer.attention.kernels import launch
-
     name = str(dtype).removeprefix("torch.")
     lines = [
         "",
-        f"graphs of one size, {NODES} nodes a batch, {HEADS} heads of width {WIDTH}, {name}: the border is {kernels.MAX_NODES}",
-        f"  {'nodes a graph':<20}{'on chip, ms':>13}{'streamed':>11}{'× on chip':>11}",
+        f"graphs of one size, {NODES} nodes a batch, {name}; the border is {kernels.MAX_NODES} nodes",
     ]
-    for nodes in BORDER:
-        call = Batch([nodes] * (NODES // nodes), HEADS, WIDTH, device, dtype).sfi()
-        calls = {}
-        try:
-            for where, most in {"chip": kernels.MAX_NODES, "stream": 0}.items():
-                launch.MAX_NODES = most
-                call()
-                calls[where] = captured(call)
-        finally:
-            launch.MAX_NODES = kernels.MAX_NODES
-        chip, stream = (median(times) for times in timings(calls, device, budget=seconds).values())
-        lines.append(f"  {nodes:<20}{1e3 * chip:>13.3f}{1e3 * stream:>11.3f}{stream / chip:>11.2f}")
+    titles = (
+        f"{'scores ±' + str(spread) + ': on chip, ms':>27}{'streamed':>10}{'ratio':>7}" for spread in SPREADS
+    )
+    lines.append(f"  {'heads':<10}{'nodes':>6}{''.join(titles)}")
+    for heads, width in BORDER_HEADS:
+        for nodes in BORDER:
+            batch = Batch([nodes] * (NODES // nodes), heads, width, device, dtype)
+            pairs = [
+                _on_chip_and_streamed(batch, spread * width**-0.5, device, seconds) for spread in SPREADS
+            ]
+            cells = (
+                f"{1e3 * chip:>27.3f}{1e3 * stream:>10.3f}{stream / chip:>7.2f}" for chip, stream in pairs
+            )
+            lines.append(f"  {f'{heads} × {width}':<10}{nodes:>6}{''.join(cells)}")
     return lines
+
+
+def _on_chip_and_streamed(
+    batch: Batch, scale: float, device: torch.device, seconds: float
+) -> tuple[float, float]:
+    """Median seconds of both."""
+    from sfiformer.attention.kernels import launch
+
+    call, calls = batch.sfi(scale=scale), {}
+    try:
+        for where, most in {"chip": kernels.MAX_NODES, "stream": 0}.items():
+            launch.MAX_NODES = most
+            call()
+            calls[where] = captured(call)
+    finally:
+        launch.MAX_NODES = kernels.MAX_NODES
+    chip, stream = (median(times) for times in timings(calls, device, budget=seconds).values())
+    return chip, stream
 
 
 def one_large_graph(nodes: int, device: torch.device, seconds: float) -> tuple[list[str], list[str]]:
