@@ -28,6 +28,12 @@ SCALINGS = [(0.1, False), (math.inf, False), (0.1, True)]  # alpha, potential
 on_gpu = pytest.mark.skipif(not GPU, reason="no GPU")
 
 
+@pytest.fixture(autouse=not GPU)
+def few_programs(monkeypatch):
+    """So few that each looks through several tiles for rows that are not gentle."""
+    monkeypatch.setattr(launch, "FEW", 2)
+
+
 def make(sizes, heads=2, width=20, value_width=24, spread=1.0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(len(sizes) + sum(sizes) + width)
     ptr = torch.tensor([0, *sizes]).cumsum(0).to(DEVICE)

@@ -54,63 +54,64 @@ def chip_query_kernel(
     POTENTIAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, LOG_GENTLE: tl.constexpr,
     UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of such queries of one tile, and the sums of their rows."""
+    """Gradients of such queries, and the sums of their rows, in every so many-th tile: few programs look for few rows."""
     if tl.load(found) == 0:  # as a rule: there are none in the whole batch
         return
     width, value_width = units * UNIT, value_units * VALUE_UNIT
     head = tl.program_id(1)
-    start, n, _, first_row = locate(ptr, graphs, tl.program_id(0), ROWS)
-    rows, keys = first_row + tl.arange(0, ROWS), tl.arange(0, KEYS)
-    row_number = start * heads + head + rows * heads
-    place = stats + row_number
-    is_row = (rows < n) & (n > MORE_THAN) & (n <= KEYS)
-    pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stat_stride)
-    is_row = is_row & (is_gentle(pivot, steep, m, norm_s, norm_u, LOG_GENTLE) == 0)
-    # The first condition says nothing new, but under a maximum alone the compiler loads two bytes at a time.
-    if (first_row < n) & (tl.max(is_row.to(tl.int32), 0) > 0):
-        stride, value_stride = heads * width, heads * value_width
-        at, value_at = start * stride + head * width, start * value_stride + head * value_width
-        s = scale * products(q + at, k + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION)
-        u = scale * products(
-            q_friction + at, k_friction + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION
-        )
-        g = products(
-            grad_out + value_at, v + value_at, rows, keys, n, value_stride, value_width, ROWS, KEYS, WIDTH, PRECISION
-        )  # fmt: skip
-        if DROPOUT:
-            g = g * kept(tl.load(seed), row_number, keys, dropout_p)
-        valid = (keys < n)[None, :] & is_row[:, None]
-        z, log_weight, log_gated = flows(s, u, valid, pivot, level, steep, m)
-        total = tl.load(place + 4 * stat_stride, mask=is_row, other=1.0)
-        log_leak = tl.load(place + 5 * stat_stride, mask=is_row, other=float("-inf"))
-        largest = tl.max(log_weight, 1)
-        top = tl.min(tl.where(log_weight >= largest[:, None], keys[None, :], KEYS - 1), 1)
-        heaviest = tl.where(largest > float("-inf"), m + largest, m)
-        g_top = tl.sum(tl.where(keys[None, :] == top[:, None], g, 0.0), 1)
-        ahead = tl.where(valid, g - g_top[:, None], 0.0)
-        size = 4 * tl.max(tl.abs(g), 1)  # no less than Σ |dO| |v|, as a rule
-        lift = tl.maximum(steep, 0.0)
-        offset = tl.sum(lifted_product(log_weight + lift[:, None], ahead), 1)
-        offset = (offset - lifted_product(log_leak + lift, g_top)) / total
-        sunk = offset * exp(-lift)  # ḡ − g_top
-        mean = tl.where(level > 0, g_top + sunk, 0.0)
-        centred = ahead - sunk[:, None]
-        pull = tl.sum(centred * z, 1)
-        grad_log_kappa = pull - mean * (1 - tl.sum(z, 1))
-        grad_s = gradient_of_s(s, valid, z, centred, pull, norm_s, POTENTIAL)
-        gate = gate_gradient(log_gated, ahead, offset, lift)
-        grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
-        own = tl.where(is_row, rows, n)  # no others are written
-        combine(grad_s, k + at, keys, grad_q + at, own, n, stride, width, scale, WIDTH, PRECISION)
-        combine(
-            grad_u, k_friction + at, keys, grad_q_friction + at, own, n, stride, width, scale, WIDTH, PRECISION
-        )  # fmt: skip
-        place = sums + row_number
-        tl.store(place, g_top, mask=is_row)
-        tl.store(place + stat_stride, offset, mask=is_row)
-        tl.store(place + 2 * stat_stride, pull, mask=is_row)
-        tl.store(place + 3 * stat_stride, grad_log_kappa, mask=is_row)
-        tl.store(place + 4 * stat_stride, size, mask=is_row)
-        tl.store(place + 5 * stat_stride, top.to(tl.float32), mask=is_row)
-        tl.store(place + 6 * stat_stride, m * 0 - 1, mask=is_row)  # the pivot's number, which nobody kept
-        tl.store(place + 7 * stat_stride, heaviest, mask=is_row)
+    for tile in range(tl.program_id(0), stat_stride // heads // ROWS + graphs, tl.num_programs(0)):
+        start, n, _, first_row = locate(ptr, graphs, tile, ROWS)
+        rows, keys = first_row + tl.arange(0, ROWS), tl.arange(0, KEYS)
+        row_number = start * heads + head + rows * heads
+        place = stats + row_number
+        is_row = (rows < n) & (n > MORE_THAN) & (n <= KEYS)
+        pivot, level, steep, m, norm_s, norm_u = load_stats(place, is_row, stat_stride)
+        is_row = is_row & (is_gentle(pivot, steep, m, norm_s, norm_u, LOG_GENTLE) == 0)
+        # The first condition says nothing new, but under a maximum alone the compiler loads two bytes at a time.
+        if (first_row < n) & (tl.max(is_row.to(tl.int32), 0) > 0):
+            stride, value_stride = heads * width, heads * value_width
+            at, value_at = start * stride + head * width, start * value_stride + head * value_width
+            s = scale * products(q + at, k + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION)
+            u = scale * products(
+                q_friction + at, k_friction + at, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, PRECISION
+            )
+            g = products(
+                grad_out + value_at, v + value_at, rows, keys, n, value_stride, value_width, ROWS, KEYS, WIDTH, PRECISION
+            )  # fmt: skip
+            if DROPOUT:
+                g = g * kept(tl.load(seed), row_number, keys, dropout_p)
+            valid = (keys < n)[None, :] & is_row[:, None]
+            z, log_weight, log_gated = flows(s, u, valid, pivot, level, steep, m)
+            total = tl.load(place + 4 * stat_stride, mask=is_row, other=1.0)
+            log_leak = tl.load(place + 5 * stat_stride, mask=is_row, other=float("-inf"))
+            largest = tl.max(log_weight, 1)
+            top = tl.min(tl.where(log_weight >= largest[:, None], keys[None, :], KEYS - 1), 1)
+            heaviest = tl.where(largest > float("-inf"), m + largest, m)
+            g_top = tl.sum(tl.where(keys[None, :] == top[:, None], g, 0.0), 1)
+            ahead = tl.where(valid, g - g_top[:, None], 0.0)
+            size = 4 * tl.max(tl.abs(g), 1)  # no less than Σ |dO| |v|, as a rule
+            lift = tl.maximum(steep, 0.0)
+            offset = tl.sum(lifted_product(log_weight + lift[:, None], ahead), 1)
+            offset = (offset - lifted_product(log_leak + lift, g_top)) / total
+            sunk = offset * exp(-lift)  # ḡ − g_top
+            mean = tl.where(level > 0, g_top + sunk, 0.0)
+            centred = ahead - sunk[:, None]
+            pull = tl.sum(centred * z, 1)
+            grad_log_kappa = pull - mean * (1 - tl.sum(z, 1))
+            grad_s = gradient_of_s(s, valid, z, centred, pull, norm_s, POTENTIAL)
+            gate = gate_gradient(log_gated, ahead, offset, lift)
+            grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
+            own = tl.where(is_row, rows, n)  # no others are written
+            combine(grad_s, k + at, keys, grad_q + at, own, n, stride, width, scale, WIDTH, PRECISION)
+            combine(
+                grad_u, k_friction + at, keys, grad_q_friction + at, own, n, stride, width, scale, WIDTH, PRECISION
+            )  # fmt: skip
+            place = sums + row_number
+            tl.store(place, g_top, mask=is_row)
+            tl.store(place + stat_stride, offset, mask=is_row)
+            tl.store(place + 2 * stat_stride, pull, mask=is_row)
+            tl.store(place + 3 * stat_stride, grad_log_kappa, mask=is_row)
+            tl.store(place + 4 * stat_stride, size, mask=is_row)
+            tl.store(place + 5 * stat_stride, top.to(tl.float32), mask=is_row)
+            tl.store(place + 6 * stat_stride, m * 0 - 1, mask=is_row)  # the pivot's number, which nobody kept
+            tl.store(place + 7 * stat_stride, heaviest, mask=is_row)

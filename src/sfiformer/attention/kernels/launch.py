@@ -33,6 +33,8 @@ from sfiformer.attention.kernels.tiling import (
     unit,
 )
 
+FEW = 264  # programs that look for rows which are not gentle, as a rule in vain
+
 
 @torch.library.custom_op("sfiformer::fused_attention", mutates_args=())
 def fused_attention(
@@ -120,11 +122,11 @@ def fused_attention_backward(
     tail = (stats, sums, ptr, seed, scale, dropout_p, graphs, heads, *_units(q, v), nodes * heads)
     _, queries, keys, steep = stream_tiles(q, v, max_nodes > MAX_NODES)
 
-    def run(kernel: Any, tile: Stream, *tensors: Tensor, **more: Any) -> None:
-        options = stream_options(tile, q, v, potential, dropout_p)
-        kernel[(nodes // tile.rows + graphs, heads)](*inputs, *tensors, *tail, **options, **more)
+    def run(kernel: Any, tile: Stream, *tensors: Tensor, most: int | None = None, **more: Any) -> None:
+        options, tiles = stream_options(tile, q, v, potential, dropout_p), nodes // tile.rows + graphs
+        kernel[(min(tiles, most or tiles), heads)](*inputs, *tensors, *tail, **options, **more)
 
-    large = {"more_than": MAX_NODES, "LOG_GENTLE": STRICT}
+    large: dict[str, Any] = {"more_than": MAX_NODES, "LOG_GENTLE": STRICT}
     branches = Branches("buckets", q)
     gentle = (*means, of_q, of_q_friction, plain, found)
     if nodes:
@@ -134,7 +136,9 @@ def fused_attention_backward(
         for bucket, below, tiles in in_use(STEEP_BUCKETS, q, graphs, min(max_nodes, MAX_NODES)):
             options = on_chip_options(bucket, below, q, v, potential, dropout_p)
             with branches.next():
-                chip_query_kernel[(tiles, heads)](*inputs, of_q, of_q_friction, found, *tail, **options)
+                chip_query_kernel[(min(tiles, FEW), heads)](
+                    *inputs, of_q, of_q_friction, found, *tail, **options
+                )
     if max_nodes > MAX_NODES:
         run(query_kernel, queries, *gentle, LARGE=True, DENSE=dense, CHUNK=chunk(q), **large)
         run(pivot_query_kernel, steep, of_q, of_q_friction, found, **large)
@@ -142,7 +146,8 @@ def fused_attention_backward(
     if nodes:
         run(key_kernel, keys, of_k, of_v, of_k_friction, plain, DENSE=dense)
     if nodes and not dense:
-        run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found, ON_CHIP=log_gentle(q), **large)
+        options = {**large, "ON_CHIP": log_gentle(q)}
+        run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found, most=FEW, **options)
     grad_lam = torch.zeros_like(lam) if dense else torch.empty_like(lam)
     if graphs and not dense:
         lam_kernel[(graphs,)](sums[3], ptr, lam, grad_lam, heads, BLOCK=1024)

@@ -156,67 +156,76 @@ def pivot_key_kernel(
     ON_CHIP: tl.constexpr,
     UNIT: tl.constexpr, VALUE_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """What such queries add to the gradients of one tile of ROWS keys, where the kernels of queries found any in the graph."""
+    """What such queries add to the gradients of every so many-th tile of keys, where their kernels found any in the graph."""
     width, value_width = units * UNIT, value_units * VALUE_UNIT
     if tl.load(found) == 0:  # as a rule: there are none in the whole batch
         return
     head = tl.program_id(1)
-    start, n, graph, first_key = locate(ptr, graphs, tl.program_id(0), ROWS)
-    if (first_key < n) & (tl.load(found + 1 + graph * heads + head) > 0):
-        keys = first_key + tl.arange(0, ROWS)
-        stride, value_stride = heads * width, heads * value_width
-        at, value_at = start * stride + head * width, start * value_stride + head * value_width
-        log_gentle = tl.where(n > more_than, LOG_GENTLE, ON_CHIP)
-        of_k = tl.zeros([ROWS, WIDTH], tl.float32)
-        of_k_friction = tl.zeros([ROWS, WIDTH], tl.float32)
-        of_v = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
-        for first in range(0, n, KEYS):
-            queries = first + tl.arange(0, KEYS)
-            row_number = start * heads + head + queries * heads
-            pivot, level, steep, m, norm_s, norm_u, hard = steep_rows(
-                stats + row_number, queries < n, stat_stride, log_gentle
-            )
-            if tl.max(hard.to(tl.int32), 0) > 0:
-                place = sums + row_number
-                g_top = tl.load(place, mask=hard, other=0.0)
-                offset = tl.load(place + stat_stride, mask=hard, other=0.0)
-                pull = tl.load(place + 2 * stat_stride, mask=hard, other=0.0)
-                grad_log_kappa = tl.load(place + 3 * stat_stride, mask=hard, other=0.0)
-                size = tl.load(place + 4 * stat_stride, mask=hard, other=0.0)
-                top = tl.load(place + 5 * stat_stride, mask=hard, other=0.0).to(tl.int32)
-                pivot_key = tl.load(place + 6 * stat_stride, mask=hard, other=0.0).to(tl.int32)
-                heaviest = tl.load(place + 7 * stat_stride, mask=hard, other=0.0)
-                lift = tl.maximum(steep, 0.0)
-                x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
-                x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
-                upstream = load_chunk(
-                    grad_out + value_at, queries, n, value_stride, 0, value_width, VALUE_WIDTH
+    for tile in range(tl.program_id(0), stat_stride // heads // ROWS + graphs, tl.num_programs(0)):
+        start, n, graph, first_key = locate(ptr, graphs, tile, ROWS)
+        if (first_key < n) & (tl.load(found + 1 + graph * heads + head) > 0):
+            keys = first_key + tl.arange(0, ROWS)
+            stride, value_stride = heads * width, heads * value_width
+            at, value_at = start * stride + head * width, start * value_stride + head * value_width
+            log_gentle = tl.where(n > more_than, LOG_GENTLE, ON_CHIP)
+            of_k = tl.zeros([ROWS, WIDTH], tl.float32)
+            of_k_friction = tl.zeros([ROWS, WIDTH], tl.float32)
+            of_v = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+            for first in range(0, n, KEYS):
+                queries = first + tl.arange(0, KEYS)
+                row_number = start * heads + head + queries * heads
+                pivot, level, steep, m, norm_s, norm_u, hard = steep_rows(
+                    stats + row_number, queries < n, stat_stride, log_gentle
                 )
-                s = scores(x, k + at, keys, n, stride, width, scale, WIDTH, PRECISION)
-                u = scores(x_friction, k_friction + at, keys, n, stride, width, scale, WIDTH, PRECISION)
-                g = scores(
-                    upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
-                )
-                if DROPOUT:
-                    keep = kept(tl.load(seed), row_number, keys, dropout_p)
-                    g *= keep
-                valid = (keys < n)[None, :] & hard[:, None]
-                z, _, log_gated = steep_flows(
-                    s, u, valid, keys, pivot, pivot_key, top, heaviest, level, steep, m
-                )
-                ahead = ahead_of_top(g, g_top, size, keys, top, valid)
-                gate = gate_gradient(log_gated, ahead, offset, lift)
-                sunk = offset * tl.exp(-lift)
-                grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
-                grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
-                if DROPOUT:
-                    z *= keep
-                of_v += tl.dot(tl.trans(z).to(upstream.dtype), upstream, input_precision=PRECISION)
-                of_k += tl.dot(tl.trans(grad_s).to(x.dtype), x, input_precision=PRECISION)
-                of_k_friction += tl.dot(
-                    tl.trans(saturated(grad_u, x.dtype)), x_friction, input_precision=PRECISION
-                )
-        is_key = keys < n
-        add_columns(grad_k + at, keys, of_k * scale, is_key, stride, width, WIDTH)
-        add_columns(grad_k_friction + at, keys, of_k_friction * scale, is_key, stride, width, WIDTH)
-        add_columns(grad_v + value_at, keys, of_v, is_key, value_stride, value_width, VALUE_WIDTH)
+                if tl.max(hard.to(tl.int32), 0) > 0:
+                    place = sums + row_number
+                    g_top = tl.load(place, mask=hard, other=0.0)
+                    offset = tl.load(place + stat_stride, mask=hard, other=0.0)
+                    pull = tl.load(place + 2 * stat_stride, mask=hard, other=0.0)
+                    grad_log_kappa = tl.load(place + 3 * stat_stride, mask=hard, other=0.0)
+                    size = tl.load(place + 4 * stat_stride, mask=hard, other=0.0)
+                    top = tl.load(place + 5 * stat_stride, mask=hard, other=0.0).to(tl.int32)
+                    pivot_key = tl.load(place + 6 * stat_stride, mask=hard, other=0.0).to(tl.int32)
+                    heaviest = tl.load(place + 7 * stat_stride, mask=hard, other=0.0)
+                    lift = tl.maximum(steep, 0.0)
+                    x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
+                    x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
+                    upstream = load_chunk(
+                        grad_out + value_at, queries, n, value_stride, 0, value_width, VALUE_WIDTH
+                    )
+                    s = scores(x, k + at, keys, n, stride, width, scale, WIDTH, PRECISION)
+                    u = scores(x_friction, k_friction + at, keys, n, stride, width, scale, WIDTH, PRECISION)
+                    g = scores(
+                        upstream,
+                        v + value_at,
+                        keys,
+                        n,
+                        value_stride,
+                        value_width,
+                        1.0,
+                        VALUE_WIDTH,
+                        PRECISION,
+                    )
+                    if DROPOUT:
+                        keep = kept(tl.load(seed), row_number, keys, dropout_p)
+                        g *= keep
+                    valid = (keys < n)[None, :] & hard[:, None]
+                    z, _, log_gated = steep_flows(
+                        s, u, valid, keys, pivot, pivot_key, top, heaviest, level, steep, m
+                    )
+                    ahead = ahead_of_top(g, g_top, size, keys, top, valid)
+                    gate = gate_gradient(log_gated, ahead, offset, lift)
+                    sunk = offset * tl.exp(-lift)
+                    grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
+                    grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
+                    if DROPOUT:
+                        z *= keep
+                    of_v += tl.dot(tl.trans(z).to(upstream.dtype), upstream, input_precision=PRECISION)
+                    of_k += tl.dot(tl.trans(grad_s).to(x.dtype), x, input_precision=PRECISION)
+                    of_k_friction += tl.dot(
+                        tl.trans(saturated(grad_u, x.dtype)), x_friction, input_precision=PRECISION
+                    )
+            is_key = keys < n
+            add_columns(grad_k + at, keys, of_k * scale, is_key, stride, width, WIDTH)
+            add_columns(grad_k_friction + at, keys, of_k_friction * scale, is_key, stride, width, WIDTH)
+            add_columns(grad_v + value_at, keys, of_v, is_key, value_stride, value_width, VALUE_WIDTH)
