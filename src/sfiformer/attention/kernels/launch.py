@@ -142,9 +142,9 @@ def fused_attention_backward(
     if max_nodes > MAX_NODES:
         run(query_kernel, queries, *gentle, LARGE=True, DENSE=dense, CHUNK=chunk(q), **large)
         run(pivot_query_kernel, steep, of_q, of_q_friction, found, **large)
-    branches.join()
-    if nodes:
+    if nodes:  # gentle rows alone: no need to wait for the others
         run(key_kernel, keys, of_k, of_v, of_k_friction, plain, DENSE=dense)
+    branches.join()
     if nodes and not dense:
         options = {**large, "ON_CHIP": log_gentle(q)}
         run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found, most=FEW, **options)
