@@ -99,6 +99,25 @@ def test_an_optimizer_of_another_device_is_taken_up():
     assert optimizer.state[model.weight]["step"] == 2
 
 
+def test_the_state_of_the_optimizer_numbers_parameters_as_the_model_does():
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 2), torch.nn.Linear(2, 50)
+    )  # the large ones are not the first
+    plain = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    optimizer = make_optimizer(model, ExperimentConfig())
+    model(torch.ones(1, 3)).square().sum().backward()
+    for each in (plain, optimizer):
+        each.step()
+    saved = optimizer.state_dict()
+    assert sorted(saved["state"]) == [0, 1, 2, 3]
+    for number, parameter in enumerate(model.parameters()):
+        assert saved["state"][number]["exp_avg"].shape == parameter.shape
+        assert torch.equal(saved["state"][number]["exp_avg"], optimizer.state[parameter]["exp_avg"])
+    again = make_optimizer(model, ExperimentConfig(), {"optimizer": plain.state_dict()})
+    for parameter in model.parameters():
+        assert torch.equal(again.state[parameter]["exp_avg"], plain.state[parameter]["exp_avg"])
+
+
 def test_early_stopping(tmp_path, quiet):
     result = quiet(tmp_path / "run", {"trainer.patience": 1, "trainer.epochs": 30, "optim.lr": 1e-9})
     assert result.epochs == 2
