@@ -123,13 +123,16 @@ def test_a_wide_head(stream_all):
 
 
 @pytest.mark.skipif(GPU, reason="on a GPU the kernels differ in their last bits without help")
-@pytest.mark.parametrize("scale", [30, 100])
-def test_scores_may_come_out_with_other_last_bits(stream_all, monkeypatch, scale):
+@pytest.mark.parametrize("most_on_chip", [0, 1024])
+@pytest.mark.parametrize(("scale", "sizes"), [(30, [70, 64]), (100, [70, 64]), (100, [60, 66])])
+def test_scores_may_come_out_with_other_last_bits(monkeypatch, scale, sizes, most_on_chip):
+    monkeypatch.setattr(launch, "MAX_NODES", most_on_chip)
     other_last_bits(monkeypatch)
-    tensors, grad = make([70, 64], spread=scale**0.5)
-    clear = (margins(tensors, torch.tensor([0, 70, 134]), 0.1) > 1e-4 * scale).unsqueeze(-1)
+    tensors, grad = make(sizes, spread=scale**0.5)
+    ptr = torch.tensor([0, *sizes]).cumsum(0)
+    clear = (margins(tensors, ptr, 0.1) > 1e-4 * scale).unsqueeze(-1)
     grad = grad * clear
-    case = ([70, 64], tensors, grad, 0.1, False)
+    case = (sizes, tensors, grad, 0.1, False)
     truth = with_gradients(packed_attention, *case, dtype=torch.float64)
     out, *gradients = with_gradients(launch.fused_attention, *case)
     errors = relative_errors([out * clear, *gradients], [truth[0] * clear, *truth[1:]])

@@ -3,7 +3,7 @@
 
 It follows `query_backward`, skips every tile of gentle rows, and touches no gentle row. For the kernels of keys it leaves, for
 each row, the gradient at the heaviest key, the offset of the mean from it (lifted by κ f_k), the pull T and ∂L/∂log κ, the
-size of the terms of a gradient, the heaviest key's number and its s. No atomics.
+size of the terms of a gradient, the numbers of the heaviest key and of the pivot, and the former's s. No atomics.
 """
 
 import triton
@@ -17,7 +17,7 @@ from sfiformer.attention.kernels.tiles import RUNTIME, combine, kept, locate, pr
 
 @triton.jit
 def lifted_product(log_factor, x):
-    """exp(log_factor) x, so far inside the type that sums of it are finite, also where x is itself the gradient of a tie."""
+    """exp(log_factor) x, so far inside the type that 300,000 of them have a finite sum, though x be the gradient of a tie."""
     product = exp(tl.minimum(log_factor, 80.0)) * x
     return tl.minimum(tl.maximum(product, -1e33), 1e33)
 
@@ -44,6 +44,20 @@ def gradient_of_s(s, valid, z, centred, pull, norm_s, POTENTIAL: tl.constexpr):
 def gradient_of_u(u, valid, gate, grad_log_kappa, norm_u):
     """∂L/∂u likewise."""
     return tl.where(valid, -gate - exp(u - norm_u[:, None]) * grad_log_kappa[:, None], 0.0)
+
+
+@triton.jit
+def with_pivot(u, valid, keys, pivot, KEYS: tl.constexpr):
+    """u with the row's pivot at the very value that it was solved with, and the pivot's number (−1: not found).
+
+    In tiles of another shape scores come out with other last bits, which are rounding errors of a score's largest terms, not of
+    the pivot's own u. The pivot is the key that is nearest to it, if it is as near as that.
+    """
+    away = tl.where(valid, tl.abs(u - pivot[:, None]), float("inf"))
+    nearest, largest = tl.min(away, 1), tl.max(tl.where(valid, tl.abs(u), 0.0), 1)
+    number = tl.min(tl.where(away <= nearest[:, None], keys[None, :], KEYS - 1), 1)
+    number = tl.where(nearest <= 3e-6 * (1 + largest), number, -1)
+    return tl.where(keys[None, :] == number[:, None], pivot[:, None], u), number
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -81,6 +95,7 @@ def chip_query_kernel(
             if DROPOUT:
                 g = g * kept(tl.load(seed), row_number, keys, dropout_p)
             valid = (keys < n)[None, :] & is_row[:, None]
+            u, pivot_key = with_pivot(u, valid, keys, pivot, KEYS)
             z, log_weight, log_gated = flows(s, u, valid, pivot, level, steep, m)
             total = tl.load(place + 4 * stat_stride, mask=is_row, other=1.0)
             log_leak = tl.load(place + 5 * stat_stride, mask=is_row, other=float("-inf"))
@@ -97,7 +112,8 @@ def chip_query_kernel(
             mean = tl.where(level > 0, g_top + sunk, 0.0)
             centred = ahead - sunk[:, None]
             pull = tl.sum(centred * z, 1)
-            grad_log_kappa = pull - mean * (1 - tl.sum(z, 1))
+            # Less ḡ (1 − Σ z), and 1 − Σ z is ε η: of the sum itself only rounding would be left.
+            grad_log_kappa = pull - mean * (exp(log_leak) * tl.maximum(level, 0.0) + exp(log_leak + steep))
             grad_s = gradient_of_s(s, valid, z, centred, pull, norm_s, POTENTIAL)
             gate = gate_gradient(log_gated, ahead, offset, lift)
             grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
@@ -113,5 +129,5 @@ def chip_query_kernel(
             tl.store(place + 3 * stat_stride, grad_log_kappa, mask=is_row)
             tl.store(place + 4 * stat_stride, size, mask=is_row)
             tl.store(place + 5 * stat_stride, top.to(tl.float32), mask=is_row)
-            tl.store(place + 6 * stat_stride, m * 0 - 1, mask=is_row)  # the pivot's number, which nobody kept
+            tl.store(place + 6 * stat_stride, pivot_key.to(tl.float32), mask=is_row)
             tl.store(place + 7 * stat_stride, heaviest, mask=is_row)

@@ -69,7 +69,7 @@ def on_chip_options(
         "LOG_GENTLE": log_gentle(q),
         "num_warps": bucket.warps,
         "num_stages": stages,
-        # The backward must find the forward's scores again, to the bit: no product may melt into a later subtraction.
+        # The backward should find the forward's scores again: no product may melt into a later subtraction.
         "enable_fp_fusion": False,
     }
 
@@ -96,7 +96,7 @@ def _precision(q: Tensor, *, long: bool = False) -> str:
     return "ieee" if long else "tf32x3"
 
 
-STRICT = 3.5  # log κ f_k of streamed rows up to which the backward needs no pivot
+STRICT = 3.5  # log κ f_k up to which the backward needs no pivot, of streamed rows and in float32
 # The error of a streamed row's flows, at worst: well below the rounding of its output.
 DOUBT = {torch.float32: 2e-6, torch.float16: 2e-4, torch.bfloat16: 1e-3}
 
