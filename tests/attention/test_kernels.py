@@ -155,6 +155,34 @@ def test_duplicated_keys_have_finite_gradients(dtype, upstream, dropout_p):
     assert all(g.isfinite().all() for g in torch.autograd.grad(out, [*tensors, lam], upstream * grad))
 
 
+def test_gradients_of_scores_beyond_the_type_stay_within_it():
+    """∂L/∂s exceeds float16 where ∂L/∂q, its product with small keys, does not."""
+    tensors, ptr, grad = make([9, 20], width=16, value_width=16, dtype=torch.float16)
+    factors = (200, 0.02, 2, 50, 0.02)
+    tensors = [(x.detach().float() * factor).half() for x, factor in zip(tensors, factors, strict=True)]
+    lam, grad = torch.tensor([1 / 9, 1 / 20], device=DEVICE), (4e4 * grad.float()).clamp(-6e4, 6e4)
+
+    def gradients(op, dtype):
+        inputs = [x.to(dtype).requires_grad_() for x in tensors]
+        out = attend(op, inputs, ptr, lam, 0.1, False, 20)
+        return torch.autograd.grad(out, inputs, grad.to(dtype))
+
+    of_q, *others = gradients(launch.fused_attention, torch.float16)
+    truth = gradients(packed_attention, torch.float64)[0]
+    assert all(g.isfinite().all() for g in (of_q, *others))
+    assert truth.abs().max() < 3e4
+    assert (of_q.double() * truth).sum() > 0.3 * truth.square().sum()  # shorter at most, not another
+
+
+@pytest.mark.parametrize("lam", [0.0, 1e-30])
+def test_hardly_any_friction_and_steep_gradients(lam):
+    tensors, ptr, grad = make([20, 9])
+    strength = torch.full((2,), lam, device=DEVICE, requires_grad=True)
+    out = attend(launch.fused_attention, tensors, ptr, strength, 0.1, False, 20)
+    grads = torch.autograd.grad(out, [*tensors, strength], 1e28 * grad)
+    assert all(g.isfinite().all() for g in grads[:5])
+
+
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 def test_without_friction_it_is_softmax_attention(dropout_p):
     tensors, ptr, grad = make([9, 0, 20])

@@ -13,6 +13,13 @@ from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate,
 
 
 @triton.jit
+def share_of(grad_log_kappa, threshold, norm_u):
+    """∂L/∂log κ · exp(threshold − norm_u), finite: without friction (λ → 0) the second factor has no end."""
+    share = grad_log_kappa * exp(tl.minimum(threshold - norm_u, 80.0))
+    return tl.minimum(tl.maximum(share, -3e38), 3e38)
+
+
+@triton.jit
 def keep_for_keys(
     place, stride, is_row, gentle, pivot, level, steep, m, limit, mean, pull, grad_log_kappa, norm_s, norm_u
 ):
@@ -25,7 +32,7 @@ def keep_for_keys(
     log_eta = tl.log(tl.where(flowing, level, 0.0) + steepness)
     reference = tl.where(flowing, m - log_eta, float("inf"))
     threshold = tl.where(flowing, pivot + (log_eta - steep), norm_u)
-    share = tl.where(gentle, grad_log_kappa * exp(tl.minimum(threshold - norm_u, 80.0)), 0.0)
+    share = tl.where(gentle, share_of(grad_log_kappa, threshold, norm_u), 0.0)
     tl.store(place, reference * LOG2E, mask=is_row)
     tl.store(place + stride, threshold * LOG2E, mask=is_row)
     tl.store(place + 2 * stride, tl.where(flowing, limit, float("-inf")) * LOG2E, mask=is_row)
@@ -126,7 +133,7 @@ def key_kernel(
             if DROPOUT:
                 z *= keep
             of_v = tl.dot(z.to(upstream.dtype), upstream, of_v, input_precision=PRECISION)
-            of_k = tl.dot(grad_s.to(x.dtype), x, of_k, input_precision=PRECISION)
+            of_k = tl.dot(saturated(grad_s, x.dtype), x, of_k, input_precision=PRECISION)
             if not DENSE:
                 of_k_friction = tl.dot(
                     saturated(grad_u, x.dtype), x_friction, of_k_friction, input_precision=PRECISION

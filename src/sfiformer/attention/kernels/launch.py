@@ -33,7 +33,7 @@ from sfiformer.attention.kernels.tiling import (
     unit,
 )
 
-FEW = 264  # programs that look for rows which are not gentle, as a rule in vain
+FEW = 264  # programs of a head that look for rows which are not gentle, as a rule in vain: two for each processor of an H200
 
 
 @torch.library.custom_op("sfiformer::fused_attention", mutates_args=())
@@ -57,7 +57,7 @@ def fused_attention(
     That is nine numbers a row, [9, N, heads], and where graphs are streamed two more, the number of sweeps over their keys
     (negative where a row was measured from a pivot) and the pivot, and O₂ = Σ_A p v / W and O − O₂, [2, N, heads, width of
     v] in float32 (else empty). Without q_friction and k_friction there is no friction (λ = 0): softmax attention where alpha
-    is infinite; such graphs are not streamed.
+    is infinite; such graphs are not streamed. Nothing is written for nodes beyond ptr[-1].
     """
     nodes, heads, _ = q.shape
     out = torch.empty_like(v)
@@ -111,7 +111,7 @@ def fused_attention_backward(
     dropout_p: float,
     max_nodes: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, q_friction, k_friction (empty where there are none) and lam."""
+    """Gradients of q, k, v, q_friction, k_friction (empty where there are none) and lam (0 where it is 0)."""
     nodes, heads, _ = q.shape
     of_q, of_k, of_v, of_q_friction, of_k_friction = _like(q, k, v, q_friction, k_friction)
     sums = q.new_empty((8, nodes, heads), dtype=torch.float32)

@@ -120,7 +120,7 @@ def pivot_query_kernel(
             gate = gate_gradient(log_gated, ahead, offset, lift)
             grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
             grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
-            of_q = tl.dot(grad_s.to(y.dtype), y, of_q, input_precision=PRECISION)
+            of_q = tl.dot(saturated(grad_s, y.dtype), y, of_q, input_precision=PRECISION)
             of_q_friction = tl.dot(
                 saturated(grad_u, y.dtype), y_friction, of_q_friction, input_precision=PRECISION
             )
@@ -163,7 +163,7 @@ def pivot_key_kernel(
     head = tl.program_id(1)
     for tile in range(tl.program_id(0), stat_stride // heads // ROWS + graphs, tl.num_programs(0)):
         start, n, graph, first_key = locate(ptr, graphs, tile, ROWS)
-        if (first_key < n) & (tl.load(found + 1 + graph * heads + head) > 0):
+        if (first_key < n) & (tl.load(found + 1 + graph * heads + head, mask=first_key < n, other=0) > 0):
             keys = first_key + tl.arange(0, ROWS)
             stride, value_stride = heads * width, heads * value_width
             at, value_at = start * stride + head * width, start * value_stride + head * value_width
@@ -221,7 +221,7 @@ def pivot_key_kernel(
                     if DROPOUT:
                         z *= keep
                     of_v += tl.dot(tl.trans(z).to(upstream.dtype), upstream, input_precision=PRECISION)
-                    of_k += tl.dot(tl.trans(grad_s).to(x.dtype), x, input_precision=PRECISION)
+                    of_k += tl.dot(tl.trans(saturated(grad_s, x.dtype)), x, input_precision=PRECISION)
                     of_k_friction += tl.dot(
                         tl.trans(saturated(grad_u, x.dtype)), x_friction, input_precision=PRECISION
                     )

@@ -18,7 +18,13 @@ Rows that are not gentle count for nothing here: see `chip_backward`, `pivot_bac
 import triton
 import triton.language as tl
 
-from sfiformer.attention.kernels.key_backward import keep_for_keys, note_found, plain_gradients, store_columns
+from sfiformer.attention.kernels.key_backward import (
+    keep_for_keys,
+    note_found,
+    plain_gradients,
+    share_of,
+    store_columns,
+)
 from sfiformer.attention.kernels.streaming import LOG2E, is_gentle
 from sfiformer.attention.kernels.tiles import RUNTIME, block_of_products, kept, load_chunk, locate, saturated
 
@@ -63,20 +69,8 @@ def block_of_scores(
             x_friction, q_friction, k_friction, rows, keys, n, stride, width, ROWS, KEYS, WIDTH, CHUNK, PRECISION
         ) * (scale * LOG2E)  # fmt: skip
     g = block_of_products(
-        upstream,
-        grad_out,
-        v,
-        rows,
-        keys,
-        n,
-        value_stride,
-        value_width,
-        ROWS,
-        KEYS,
-        VALUE_WIDTH,
-        CHUNK,
-        PRECISION,
-    )
+        upstream, grad_out, v, rows, keys, n, value_stride, value_width, ROWS, KEYS, VALUE_WIDTH, CHUNK, PRECISION
+    )  # fmt: skip
     if DROPOUT:
         g *= kept(tl.load(seed), row_number, keys, dropout_p)
     return s, u, g
@@ -147,7 +141,7 @@ def query_kernel(
             mean = supplied / tl.maximum(total + spill, 1e-37)
             pull = moved - mean * flow
             slope = pull - mean * spill
-        share = slope * tl.exp(tl.minimum(threshold - norm_u, 80.0))
+        share = share_of(slope, threshold, norm_u)
 
         of_q = tl.zeros([ROWS, WIDTH], tl.float32)
         of_q_friction = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -169,7 +163,7 @@ def query_kernel(
                 supplied += tl.sum(supply * centred, 1)
                 total += tl.sum(supply, 1)
             y = load_chunk(k, keys, n, stride, 0, width, WIDTH)
-            of_q = tl.dot(grad_s.to(y.dtype), y, of_q, input_precision=PRECISION)
+            of_q = tl.dot(saturated(grad_s, y.dtype), y, of_q, input_precision=PRECISION)
             if not DENSE:
                 y = load_chunk(k_friction, keys, n, stride, 0, width, WIDTH)
                 of_q_friction = tl.dot(
@@ -198,21 +192,8 @@ def query_kernel(
         tl.store(place + 4 * stat_stride, none, mask=gentle)
         place = plain + head * (stat_stride // heads) + start + rows
         keep_for_keys(
-            place,
-            stat_stride,
-            is_row,
-            gentle,
-            pivot,
-            level,
-            steep,
-            m,
-            limit,
-            mean,
-            pull,
-            slope,
-            norm_s,
-            norm_u,
-        )
+            place, stat_stride, is_row, gentle, pivot, level, steep, m, limit, mean, pull, slope, norm_s, norm_u
+        )  # fmt: skip
         if (not LARGE) & (tl.max((is_row & (gentle == 0)).to(tl.int32), 0) > 0):
             note_found(found, graph * heads + head)
 
