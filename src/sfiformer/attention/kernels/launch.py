@@ -126,12 +126,12 @@ def fused_attention_backward(
         options, tiles = stream_options(tile, q, v, potential, dropout_p), nodes // tile.rows + graphs
         kernel[(min(tiles, most or tiles), heads)](*inputs, *tensors, *tail, **options, **more)
 
-    large: dict[str, Any] = {"more_than": MAX_NODES, "LOG_GENTLE": STRICT}
+    small: dict[str, Any] = {"more_than": MAX_NODES, "LOG_GENTLE": log_gentle(q)}
+    large: dict[str, Any] = {"more_than": MAX_NODES, "LOG_GENTLE": STRICT}  # none of them is dense
     branches = Branches("buckets", q)
     gentle = (*means, of_q, of_q_friction, plain, found)
     if nodes:
-        options = {**large, "LOG_GENTLE": log_gentle(q)}
-        run(query_kernel, query_tile(q, v), *gentle, LARGE=False, DENSE=dense, CHUNK=chunk(q), **options)
+        run(query_kernel, query_tile(q, v), *gentle, LARGE=False, DENSE=dense, CHUNK=chunk(q), **small)
     if not dense:  # whose rows all are gentle
         for bucket, below, tiles in in_use(STEEP_BUCKETS, q, graphs, min(max_nodes, MAX_NODES)):
             options = on_chip_options(bucket, below, q, v, potential, dropout_p)
@@ -140,7 +140,7 @@ def fused_attention_backward(
                     *inputs, of_q, of_q_friction, found, *tail, **options
                 )
     if max_nodes > MAX_NODES:
-        run(query_kernel, queries, *gentle, LARGE=True, DENSE=dense, CHUNK=chunk(q), **large)
+        run(query_kernel, queries, *gentle, LARGE=True, DENSE=False, CHUNK=chunk(q), **large)
         run(pivot_query_kernel, steep, of_q, of_q_friction, found, **large)
     if nodes:  # gentle rows alone: no need to wait for the others
         run(key_kernel, keys, of_k, of_v, of_k_friction, plain, DENSE=dense)
