@@ -47,6 +47,19 @@ def gradient_of_u(u, valid, gate, grad_log_kappa, norm_u):
 
 
 @triton.jit
+def keep_sums(place, stride, mask, g_top, offset, pull, grad_log_kappa, size, top, pivot_key, heaviest):
+    """Write what the kernels of keys need of each row that is not gentle."""
+    tl.store(place, g_top, mask=mask)
+    tl.store(place + stride, offset, mask=mask)
+    tl.store(place + 2 * stride, pull, mask=mask)
+    tl.store(place + 3 * stride, grad_log_kappa, mask=mask)
+    tl.store(place + 4 * stride, size, mask=mask)
+    tl.store(place + 5 * stride, top.to(tl.float32), mask=mask)
+    tl.store(place + 6 * stride, pivot_key.to(tl.float32), mask=mask)
+    tl.store(place + 7 * stride, heaviest, mask=mask)
+
+
+@triton.jit
 def with_pivot(u, valid, keys, pivot, KEYS: tl.constexpr):
     """u with the row's pivot at the very value that it was solved with, and the pivot's number (−1: not found).
 
@@ -122,12 +135,6 @@ def chip_query_kernel(
             combine(
                 grad_u, k_friction + at, keys, grad_q_friction + at, own, n, stride, width, scale, WIDTH, PRECISION
             )  # fmt: skip
-            place = sums + row_number
-            tl.store(place, g_top, mask=is_row)
-            tl.store(place + stat_stride, offset, mask=is_row)
-            tl.store(place + 2 * stat_stride, pull, mask=is_row)
-            tl.store(place + 3 * stat_stride, grad_log_kappa, mask=is_row)
-            tl.store(place + 4 * stat_stride, size, mask=is_row)
-            tl.store(place + 5 * stat_stride, top.to(tl.float32), mask=is_row)
-            tl.store(place + 6 * stat_stride, pivot_key.to(tl.float32), mask=is_row)
-            tl.store(place + 7 * stat_stride, heaviest, mask=is_row)
+            keep_sums(
+                sums + row_number, stat_stride, is_row, g_top, offset, pull, grad_log_kappa, size, top, pivot_key, heaviest
+            )  # fmt: skip

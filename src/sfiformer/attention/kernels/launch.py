@@ -131,7 +131,7 @@ def fused_attention_backward(
     branches = Branches("buckets", q)
     gentle = (*means, of_q, of_q_friction, plain, found)
     if nodes:
-        run(query_kernel, query_tile(q, v), *gentle, LARGE=False, DENSE=dense, CHUNK=chunk(q), **small)
+        run(query_kernel, query_tile(q, v), *gentle, LARGE=False, DENSE=dense, CHUNK=chunk(q, v), **small)
     if not dense:  # whose rows all are gentle
         for bucket, below, tiles in in_use(STEEP_BUCKETS, q, graphs, min(max_nodes, MAX_NODES)):
             options = on_chip_options(bucket, below, q, v, potential, dropout_p)
@@ -140,7 +140,7 @@ def fused_attention_backward(
                     *inputs, of_q, of_q_friction, found, *tail, **options
                 )
     if max_nodes > MAX_NODES:
-        run(query_kernel, queries, *gentle, LARGE=True, DENSE=False, CHUNK=chunk(q), **large)
+        run(query_kernel, queries, *gentle, LARGE=True, DENSE=False, CHUNK=chunk(q, v), **large)
         run(pivot_query_kernel, steep, of_q, of_q_friction, found, **large)
     if nodes:  # gentle rows alone: no need to wait for the others
         run(key_kernel, keys, of_k, of_v, of_k_friction, plain, DENSE=dense)

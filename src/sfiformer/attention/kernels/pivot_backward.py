@@ -10,6 +10,7 @@ from sfiformer.attention.kernels.chip_backward import (
     gate_gradient,
     gradient_of_s,
     gradient_of_u,
+    keep_sums,
     lifted_product,
 )
 from sfiformer.attention.kernels.key_backward import note_found, store_columns
@@ -126,15 +127,9 @@ def pivot_query_kernel(
             )
         store_columns(grad_q + at, rows, of_q * scale, hard, stride, width, WIDTH)
         store_columns(grad_q_friction + at, rows, of_q_friction * scale, hard, stride, width, WIDTH)
-        place = sums + row_number
-        tl.store(place, g_top, mask=hard)
-        tl.store(place + stat_stride, offset, mask=hard)
-        tl.store(place + 2 * stat_stride, pull, mask=hard)
-        tl.store(place + 3 * stat_stride, grad_log_kappa, mask=hard)
-        tl.store(place + 4 * stat_stride, size, mask=hard)
-        tl.store(place + 5 * stat_stride, top.to(tl.float32), mask=hard)
-        tl.store(place + 6 * stat_stride, pivot_key.to(tl.float32), mask=hard)
-        tl.store(place + 7 * stat_stride, m, mask=hard)
+        keep_sums(
+            sums + row_number, stat_stride, hard, g_top, offset, pull, grad_log_kappa, size, top, pivot_key, m
+        )  # fmt: skip
 
 
 @triton.jit

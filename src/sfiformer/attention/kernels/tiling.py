@@ -161,6 +161,6 @@ def query_tile(q: Tensor, v: Tensor) -> Stream:
     return Stream(16, 32, 2, 1) if width <= 64 else Stream(16, 64, 4 if width <= 128 else 8, 1)
 
 
-def chunk(q: Tensor) -> int:
+def chunk(q: Tensor, v: Tensor) -> int:
     """Columns of a head that the backward's queries take at a time: all, but of wide heads in float32."""
-    return 32 if q.element_size() > 2 and _padded(q.shape[2]) > 64 else 256
+    return 32 if q.element_size() > 2 and max(q.shape[2], v.shape[2]) > 64 else 256
