@@ -32,6 +32,9 @@ def make_fabric(settings: TrainerConfig) -> Fabric:
             f"trainer.devices is {devices}, but this machine has {torch.cuda.device_count()} GPUs that PyTorch "
             "can use; ask for fewer, or set trainer.accelerator to cpu"
         )
+    if devices * nodes > 1:
+        # Of the processes still to be started: where rank 0 fails, its store goes with it, and PyTorch would tell of that too.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return Fabric(
         accelerator="cuda" if accelerator == "gpu" else "cpu",
         devices=devices,
