@@ -11,7 +11,7 @@ from torch import Tensor
 from sfiformer.attention.branches import Branches
 from sfiformer.attention.kernels import MAX_NODES
 from sfiformer.attention.kernels.chip_backward import chip_query_kernel
-from sfiformer.attention.kernels.forward import forward_kernel
+from sfiformer.attention.kernels.forward import forward_kernel, steep_forward_kernel
 from sfiformer.attention.kernels.key_backward import key_kernel
 from sfiformer.attention.kernels.pivot_backward import pivot_key_kernel, pivot_query_kernel
 from sfiformer.attention.kernels.pivot_forward import pivot_forward_kernel
@@ -68,16 +68,22 @@ def fused_attention(
     graphs = len(ptr) - 1
     log_alpha, hard = 0.0 if math.isinf(alpha) else math.log(alpha), potential or math.isinf(alpha)
     sizes = (log_alpha, scale, dropout_p, graphs, heads, *_units(q, v), nodes * heads)
-    branches = Branches("buckets", q)
+    branches, largest = Branches("buckets", q), min(max_nodes, MAX_NODES)
     # Half of the registers hold a gentle tile: twice as many programs at a time.
     lean = {"maxnreg": 128} if q.element_size() == 2 and q.is_cuda else {}
-    for bucket, below, tiles in in_use(buckets(q), q, graphs, min(max_nodes, MAX_NODES)):
+    found = torch.zeros(1, dtype=torch.int32, device=q.device)  # rows that are not gentle
+    tensors = (q, k, v, q_friction, k_friction, out, stats, found, ptr, lam, seed)
+    for (bucket, below, tiles), (steep_bucket, _, steep_tiles) in zip(
+        in_use(buckets(q), q, graphs, largest), in_use(STEEP_BUCKETS, q, graphs, largest), strict=True
+    ):
         options = on_chip_options(bucket, below, q, v, potential, dropout_p)
         with branches.next():
             forward_kernel[(tiles, heads)](
-                q, k, v, q_friction, k_friction, out, stats, ptr, lam, seed, *sizes,
-                HARD=hard, DENSE=q_friction is None, **options, **lean,
+                *tensors, *sizes, HARD=hard, DENSE=q_friction is None, LOG_GENTLE=log_gentle(q), **options, **lean
             )  # fmt: skip
+            if q_friction is not None:
+                options = on_chip_options(steep_bucket, below, q, v, potential, dropout_p)
+                steep_forward_kernel[(min(steep_tiles, FEW), heads)](*tensors, *sizes, HARD=hard, **options)
     if streamed:
         tensors = (q, k, v, q_friction, k_friction, out, *means, stats, ptr, lam, seed)
         tile, _, _, steep = stream_tiles(q, v, streamed)
@@ -137,7 +143,7 @@ def fused_attention_backward(
             options = on_chip_options(bucket, below, q, v, potential, dropout_p)
             with branches.next():
                 chip_query_kernel[(min(tiles, FEW), heads)](
-                    *inputs, of_q, of_q_friction, found, *tail, **options
+                    *inputs, of_q, of_q_friction, found, *tail, LOG_GENTLE=log_gentle(q), **options
                 )
     if max_nodes > MAX_NODES:
         run(query_kernel, queries, *gentle, LARGE=True, DENSE=False, CHUNK=chunk(q, v), **large)

@@ -1,8 +1,8 @@
 """Device functions: the flow problems of one tile of scores, solved on chip. The plain twin is `sfiformer.flow.rows`.
 
 A tile holds whole rows, [queries, keys] in float32. Its rows are solved by Newton's method on plain exponentials
-(`solve_gently`). Where a row is not gentle, the tile is solved with more care (`solve`): checked by measuring the flows from
-the pivot u_k (the largest active u), and solved again in logarithms where the check fails.
+(`solve_gently`). Rows that are not gentle are solved with more care (`solve`): checked by measuring the flows from the pivot
+u_k (the largest active u), and solved again in logarithms where the check fails.
 
 Only differences of scores enter (s − m, u − u_max, …), so that nothing is lost where scores are large:
 
@@ -118,7 +118,7 @@ def measure(s, u, valid, u_pivot, scale0, s_ref, leak0, spill0, u_max):
 def solve_gently(
     s, u, outside, lam, log_alpha, n, POTENTIAL: tl.constexpr, HARD: tl.constexpr, LOG_GENTLE: tl.constexpr
 ):
-    """What `row_sums` and `solve` find of a tile whose rows are gentle, and whether they are, in fewer registers.
+    """What `row_sums` and `solve` find of a tile's gentle rows, and which these are, in fewer registers.
 
     ``outside`` is −inf at the keys beyond the graph, which get no weight, and 0 elsewhere. A gentle row may be measured from
     any friction: here from half its η, where nothing cancels, or from u_max.
@@ -167,8 +167,8 @@ def solve_gently(
     pivot = u_max + tl.minimum(log_eta - steep, 0.0)
     log_gate = tl.minimum(log_eta, steep)
     level = tl.where(flowing, eta - exp(log_gate), float("-inf"))
-    is_gentle = (tl.max(tl.log(eta), 0) <= LOG_GENTLE) & (tl.max(steep, 0) <= 46.0)
-    return is_gentle, z, pivot, level, log_gate, m, total, log_leak, limit, norm_s, u_max + log_u
+    gentle = (tl.log(eta) <= LOG_GENTLE) & (steep <= 46.0)
+    return gentle, z, pivot, level, log_gate, m, total, log_leak, limit, norm_s, u_max + log_u
 
 
 @triton.jit

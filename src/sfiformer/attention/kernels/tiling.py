@@ -66,7 +66,6 @@ def on_chip_options(
         "POTENTIAL": potential,
         "DROPOUT": dropout_p > 0,
         "PRECISION": _precision(q, long=bucket.keys > 256),
-        "LOG_GENTLE": log_gentle(q),
         "num_warps": bucket.warps,
         "num_stages": stages,
         # The backward should find the forward's scores again: no product may melt into a later subtraction.
