@@ -118,8 +118,12 @@ def test_matches_in_half_precision(stream_all, scale, alpha, potential):
     assert_at_scale([70, 40], scale, alpha, potential, dtype=torch.float16)
 
 
-def test_a_wide_head(stream_all):
-    assert_at_scale([80], 1, 0.1, False, width=68, value_width=68, dtype=torch.float16)
+@pytest.mark.parametrize(
+    ("scale", "width", "value_width", "dtype"),
+    [(1, 68, 68, torch.float16), (100, 40, 72, torch.float32), (100, 16, 40, torch.float16)],
+)
+def test_heads_in_two_parts(stream_all, scale, width, value_width, dtype):
+    assert_at_scale([80], scale, 0.1, False, width=width, value_width=value_width, dtype=dtype)
 
 
 @pytest.mark.skipif(GPU, reason="on a GPU the kernels differ in their last bits without help")

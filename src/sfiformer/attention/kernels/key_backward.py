@@ -9,7 +9,16 @@ import triton.language as tl
 
 from sfiformer.attention.kernels.solving import exp
 from sfiformer.attention.kernels.streaming import LOG2E
-from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate, saturated
+from sfiformer.attention.kernels.tiles import (
+    RUNTIME,
+    add_to_head,
+    head_products,
+    kept,
+    load_head,
+    locate,
+    no_head,
+    store_head,
+)
 
 
 @triton.jit
@@ -50,16 +59,6 @@ def note_found(found, place):
 
 
 @triton.jit
-def store_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
-    """Write the tile ``x`` [rows, WIDTH] of a tensor whose heads have ``width`` columns."""
-    columns = tl.arange(0, WIDTH)
-    inside = is_row[:, None] & (columns < width)[None, :]
-    tl.store(
-        out + (rows[:, None] * stride + columns[None, :]), saturated(x, out.dtype.element_ty), mask=inside
-    )
-
-
-@triton.jit
 def plain_gradients(
     s, high_s, u, g, reference, threshold, limit, norm_s, mean, pull, share, POTENTIAL: tl.constexpr
 ):
@@ -95,13 +94,11 @@ def key_kernel(
         keys = first_key + tl.arange(0, ROWS)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
-        y = load_chunk(k + at, keys, n, stride, 0, width, WIDTH)
+        y = load_head(k + at, keys, n, stride, width, WIDTH)
         if not DENSE:
-            y_friction = load_chunk(k_friction + at, keys, n, stride, 0, width, WIDTH)
-        values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
-        of_k = tl.zeros([ROWS, WIDTH], tl.float32)
-        of_k_friction = tl.zeros([ROWS, WIDTH], tl.float32)
-        of_v = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+            y_friction = load_head(k_friction + at, keys, n, stride, width, WIDTH)
+        values = load_head(v + value_at, keys, n, value_stride, value_width, VALUE_WIDTH)
+        of_k, of_k_friction, of_v = no_head(ROWS, WIDTH), no_head(ROWS, WIDTH), no_head(ROWS, VALUE_WIDTH)
         for first in range(0, n, KEYS):
             queries = first + tl.arange(0, KEYS)
             is_query = queries < n
@@ -114,15 +111,15 @@ def key_kernel(
             pull = tl.load(place + 4 * stat_stride, mask=is_query, other=0.0)
             share = tl.load(place + 5 * stat_stride, mask=is_query, other=0.0)
             norm_s = tl.load(place + 6 * stat_stride, mask=is_query, other=0.0)
-            x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
-            upstream = load_chunk(grad_out + value_at, queries, n, value_stride, 0, value_width, VALUE_WIDTH)
-            s = scale * LOG2E * tl.dot(y, tl.trans(x), input_precision=PRECISION)
+            x = load_head(q + at, queries, n, stride, width, WIDTH)
+            upstream = load_head(grad_out + value_at, queries, n, value_stride, value_width, VALUE_WIDTH)
+            s = scale * LOG2E * head_products(y, x, PRECISION)
             if DENSE:
                 u = s * 0
             else:
-                x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
-                u = scale * LOG2E * tl.dot(y_friction, tl.trans(x_friction), input_precision=PRECISION)
-            g = tl.dot(values, tl.trans(upstream), input_precision=PRECISION)
+                x_friction = load_head(q_friction + at, queries, n, stride, width, WIDTH)
+                u = scale * LOG2E * head_products(y_friction, x_friction, PRECISION)
+            g = head_products(values, upstream, PRECISION)
             if DROPOUT:
                 keep = tl.trans(kept(tl.load(seed), row_number, keys, dropout_p))
                 g *= keep
@@ -132,14 +129,12 @@ def key_kernel(
             )  # fmt: skip
             if DROPOUT:
                 z *= keep
-            of_v = tl.dot(z.to(upstream.dtype), upstream, of_v, input_precision=PRECISION)
-            of_k = tl.dot(saturated(grad_s, x.dtype), x, of_k, input_precision=PRECISION)
+            of_v = add_to_head(of_v, z, upstream, PRECISION)
+            of_k = add_to_head(of_k, grad_s, x, PRECISION)
             if not DENSE:
-                of_k_friction = tl.dot(
-                    saturated(grad_u, x.dtype), x_friction, of_k_friction, input_precision=PRECISION
-                )
+                of_k_friction = add_to_head(of_k_friction, grad_u, x_friction, PRECISION)
         is_key = keys < n
-        store_columns(grad_k + at, keys, of_k * scale, is_key, stride, width, WIDTH)
+        store_head(grad_k + at, keys, of_k, scale, is_key, stride, width, WIDTH)
         if not DENSE:
-            store_columns(grad_k_friction + at, keys, of_k_friction * scale, is_key, stride, width, WIDTH)
-        store_columns(grad_v + value_at, keys, of_v, is_key, value_stride, value_width, VALUE_WIDTH)
+            store_head(grad_k_friction + at, keys, of_k_friction, scale, is_key, stride, width, WIDTH)
+        store_head(grad_v + value_at, keys, of_v, 1.0, is_key, value_stride, value_width, VALUE_WIDTH)

@@ -13,11 +13,23 @@ from sfiformer.attention.kernels.chip_backward import (
     keep_sums,
     lifted_product,
 )
-from sfiformer.attention.kernels.key_backward import note_found, store_columns
+from sfiformer.attention.kernels.key_backward import note_found
 from sfiformer.attention.kernels.pivot_forward import steep_flows
 from sfiformer.attention.kernels.query_backward import load_stats
 from sfiformer.attention.kernels.streaming import is_gentle, scores
-from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate, saturated
+from sfiformer.attention.kernels.tiles import (
+    RUNTIME,
+    add_to_head,
+    head_products,
+    kept,
+    load_head,
+    locate,
+    no_head,
+    places,
+    row_products,
+    saturated,
+    store_head,
+)
 
 
 @triton.jit
@@ -62,21 +74,21 @@ def pivot_query_kernel(
         note_found(found, graph * heads + head)
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
-        x = load_chunk(q + at, rows, n, stride, 0, width, WIDTH)
-        x_friction = load_chunk(q_friction + at, rows, n, stride, 0, width, WIDTH)
-        upstream = load_chunk(grad_out + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
+        x = load_head(q + at, rows, n, stride, width, WIDTH)
+        x_friction = load_head(q_friction + at, rows, n, stride, width, WIDTH)
+        upstream = load_head(grad_out + value_at, rows, n, value_stride, value_width, VALUE_WIDTH)
         total = tl.load(stats + row_number + 4 * stat_stride, mask=hard, other=1.0)
         log_leak = tl.load(stats + row_number + 5 * stat_stride, mask=hard, other=float("-inf"))
         lift = tl.maximum(steep, 0.0)
         top = tl.load(stats + row_number + 8 * stat_stride, mask=hard, other=0.0).to(tl.int32)
         pivot_key = tl.load(stats + row_number + 10 * stat_stride, mask=hard, other=0.0).to(tl.int32)
-        product = upstream.to(tl.float32) * load_chunk(
-            v + value_at, top, n, value_stride, 0, value_width, VALUE_WIDTH
-        ).to(tl.float32)
+        g_top, size = row_products(
+            upstream, load_head(v + value_at, top, n, value_stride, value_width, VALUE_WIDTH)
+        )
         if DROPOUT:
             own = (tl.arange(0, ROWS)[:, None] == tl.arange(0, ROWS)[None, :]).to(tl.float32)
-            product *= tl.sum(own * kept(tl.load(seed), row_number, top, dropout_p), 1)[:, None]
-        g_top, size = tl.sum(product, 1), tl.sum(tl.abs(product), 1)
+            keep = tl.sum(own * kept(tl.load(seed), row_number, top, dropout_p), 1)
+            g_top, size = g_top * keep, size * keep
 
         # Σ w (g − g_top), Σ z (g − g_top) and Σ z, the first lifted.
         offset, pull, flow = lift * 0, lift * 0, lift * 0
@@ -102,14 +114,13 @@ def pivot_query_kernel(
         # Less ḡ (1 − Σ z), and 1 − Σ z is ε η: of the sum itself only rounding would be left.
         grad_log_kappa = pull - mean * (tl.exp(log_leak) * tl.maximum(level, 0.0) + tl.exp(log_leak + steep))
 
-        of_q = tl.zeros([ROWS, WIDTH], tl.float32)
-        of_q_friction = tl.zeros([ROWS, WIDTH], tl.float32)
+        of_q, of_q_friction = no_head(ROWS, WIDTH), no_head(ROWS, WIDTH)
         for first in range(0, n, KEYS):
             keys = first + tl.arange(0, KEYS)
-            y = load_chunk(k + at, keys, n, stride, 0, width, WIDTH)
-            y_friction = load_chunk(k_friction + at, keys, n, stride, 0, width, WIDTH)
-            s = scale * tl.dot(x, tl.trans(y), input_precision=PRECISION)
-            u = scale * tl.dot(x_friction, tl.trans(y_friction), input_precision=PRECISION)
+            y = load_head(k + at, keys, n, stride, width, WIDTH)
+            y_friction = load_head(k_friction + at, keys, n, stride, width, WIDTH)
+            s = scale * head_products(x, y, PRECISION)
+            u = scale * head_products(x_friction, y_friction, PRECISION)
             g = scores(
                 upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
             )
@@ -121,25 +132,22 @@ def pivot_query_kernel(
             gate = gate_gradient(log_gated, ahead, offset, lift)
             grad_s = gradient_of_s(s, valid, z, ahead - sunk[:, None], pull, norm_s, POTENTIAL)
             grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
-            of_q = tl.dot(saturated(grad_s, y.dtype), y, of_q, input_precision=PRECISION)
-            of_q_friction = tl.dot(
-                saturated(grad_u, y.dtype), y_friction, of_q_friction, input_precision=PRECISION
-            )
-        store_columns(grad_q + at, rows, of_q * scale, hard, stride, width, WIDTH)
-        store_columns(grad_q_friction + at, rows, of_q_friction * scale, hard, stride, width, WIDTH)
+            of_q = add_to_head(of_q, grad_s, y, PRECISION)
+            of_q_friction = add_to_head(of_q_friction, grad_u, y_friction, PRECISION)
+        store_head(grad_q + at, rows, of_q, scale, hard, stride, width, WIDTH)
+        store_head(grad_q_friction + at, rows, of_q_friction, scale, hard, stride, width, WIDTH)
         keep_sums(
             sums + row_number, stat_stride, hard, g_top, offset, pull, grad_log_kappa, size, top, pivot_key, m
         )  # fmt: skip
 
 
 @triton.jit
-def add_columns(out, rows, x, is_row, stride, width, WIDTH: tl.constexpr):
-    """Add a tile to what an earlier kernel wrote there; only this program touches it."""
-    columns = tl.arange(0, WIDTH)
-    inside = is_row[:, None] & (columns < width)[None, :]
-    place = out + (rows[:, None] * stride + columns[None, :])
-    before = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(place, saturated(before + x, out.dtype.element_ty), mask=inside)
+def add_at(out, rows, x, factor, is_row, stride, width, WIDTH: tl.constexpr):
+    """Add factor · x, heads in parts, to what an earlier kernel wrote there; only this program touches it."""
+    for part in tl.static_range(len(x)):
+        place, inside = places(rows, is_row, stride, width, part, WIDTH)
+        before = tl.load(out + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + place, saturated(before + x[part] * factor, out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -163,9 +171,7 @@ def pivot_key_kernel(
             stride, value_stride = heads * width, heads * value_width
             at, value_at = start * stride + head * width, start * value_stride + head * value_width
             log_gentle = tl.where(n > more_than, LOG_GENTLE, ON_CHIP)
-            of_k = tl.zeros([ROWS, WIDTH], tl.float32)
-            of_k_friction = tl.zeros([ROWS, WIDTH], tl.float32)
-            of_v = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+            of_k, of_k_friction, of_v = no_head(ROWS, WIDTH), no_head(ROWS, WIDTH), no_head(ROWS, VALUE_WIDTH)
             for first in range(0, n, KEYS):
                 queries = first + tl.arange(0, KEYS)
                 row_number = start * heads + head + queries * heads
@@ -183,10 +189,10 @@ def pivot_key_kernel(
                     pivot_key = tl.load(place + 6 * stat_stride, mask=hard, other=0.0).to(tl.int32)
                     heaviest = tl.load(place + 7 * stat_stride, mask=hard, other=0.0)
                     lift = tl.maximum(steep, 0.0)
-                    x = load_chunk(q + at, queries, n, stride, 0, width, WIDTH)
-                    x_friction = load_chunk(q_friction + at, queries, n, stride, 0, width, WIDTH)
-                    upstream = load_chunk(
-                        grad_out + value_at, queries, n, value_stride, 0, value_width, VALUE_WIDTH
+                    x = load_head(q + at, queries, n, stride, width, WIDTH)
+                    x_friction = load_head(q_friction + at, queries, n, stride, width, WIDTH)
+                    upstream = load_head(
+                        grad_out + value_at, queries, n, value_stride, value_width, VALUE_WIDTH
                     )
                     s = scores(x, k + at, keys, n, stride, width, scale, WIDTH, PRECISION)
                     u = scores(x_friction, k_friction + at, keys, n, stride, width, scale, WIDTH, PRECISION)
@@ -215,12 +221,10 @@ def pivot_key_kernel(
                     grad_u = gradient_of_u(u, valid, gate, grad_log_kappa, norm_u)
                     if DROPOUT:
                         z *= keep
-                    of_v += tl.dot(tl.trans(z).to(upstream.dtype), upstream, input_precision=PRECISION)
-                    of_k += tl.dot(tl.trans(saturated(grad_s, x.dtype)), x, input_precision=PRECISION)
-                    of_k_friction += tl.dot(
-                        tl.trans(saturated(grad_u, x.dtype)), x_friction, input_precision=PRECISION
-                    )
+                    of_v = add_to_head(of_v, tl.trans(z), upstream, PRECISION)
+                    of_k = add_to_head(of_k, tl.trans(grad_s), x, PRECISION)
+                    of_k_friction = add_to_head(of_k_friction, tl.trans(grad_u), x_friction, PRECISION)
             is_key = keys < n
-            add_columns(grad_k + at, keys, of_k * scale, is_key, stride, width, WIDTH)
-            add_columns(grad_k_friction + at, keys, of_k_friction * scale, is_key, stride, width, WIDTH)
-            add_columns(grad_v + value_at, keys, of_v, is_key, value_stride, value_width, VALUE_WIDTH)
+            add_at(grad_k + at, keys, of_k, scale, is_key, stride, width, WIDTH)
+            add_at(grad_k_friction + at, keys, of_k_friction, scale, is_key, stride, width, WIDTH)
+            add_at(grad_v + value_at, keys, of_v, 1.0, is_key, value_stride, value_width, VALUE_WIDTH)

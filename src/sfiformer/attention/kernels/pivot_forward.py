@@ -13,10 +13,9 @@ The ninth number of such a row is not a limit but its heaviest active key, and t
 import triton
 import triton.language as tl
 
-from sfiformer.attention.kernels.key_backward import store_columns
 from sfiformer.attention.kernels.solving import above_pivot, expm1, flows, log1p, no_heavier, rounding
-from sfiformer.attention.kernels.streaming import scores, weigh, whole
-from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate
+from sfiformer.attention.kernels.streaming import scores, store_values, weigh, whole
+from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_head, locate, no_head
 
 MAX_SWEEPS = tl.constexpr(200)  # no row is known to need as many
 
@@ -115,8 +114,8 @@ def pivot_forward_kernel(
         inf = float("inf")
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
-        x = load_chunk(q + at, rows, n, stride, 0, width, WIDTH)
-        x_friction = load_chunk(q_friction + at, rows, n, stride, 0, width, WIDTH)
+        x = load_head(q + at, rows, n, stride, width, WIDTH)
+        x_friction = load_head(q_friction + at, rows, n, stride, width, WIDTH)
         y, y_friction = k + at, k_friction + at
         limit = tl.load(place, mask=hard, other=inf)
         norm_s = tl.load(place + 6 * stat_stride, mask=hard, other=0.0)
@@ -164,8 +163,7 @@ def pivot_forward_kernel(
 
         level = tl.where(level > 0, level, -inf)
         heaviest, top = tl.full([ROWS], -inf, tl.float32), tl.zeros([ROWS], tl.int32)
-        sum_z = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
-        sum_c = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+        sum_z, sum_c = no_head(ROWS, VALUE_WIDTH), no_head(ROWS, VALUE_WIDTH)
         taken, seen_z, lost_z, seen_c, lost_c = u_min * 0, u_min * 0, u_min * 0, u_min * 0, u_min * 0
         for first in range(0, n, KEYS):
             keys = first + tl.arange(0, KEYS)
@@ -183,16 +181,14 @@ def pivot_forward_kernel(
                 keep = kept(tl.load(seed), start * heads + head + rows * heads, keys, dropout_p)
                 z *= keep
                 gated *= keep
-            values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
+            values = load_head(v + value_at, keys, n, value_stride, value_width, VALUE_WIDTH)
             sum_z, seen_z, lost_z = weigh(z, values, sum_z, seen_z, lost_z, PRECISION)
             sum_c, seen_c, lost_c = weigh(gated, values, sum_c, seen_c, lost_c, PRECISION)
-        sum_z, sum_c = whole(sum_z, seen_z, lost_z), whole(sum_c, seen_c, lost_c)
-        store_columns(out + value_at, rows, sum_z, hard, value_stride, value_width, VALUE_WIDTH)
         eta = tl.maximum(level, 0.0) + tl.exp(tl.minimum(steep, LOG_GENTLE))
-        mean = (sum_z + sum_c) / tl.maximum(eta * total, 1e-30)[:, None]
-        store_columns(means + value_at, rows, mean, hard, value_stride, value_width, VALUE_WIDTH)
-        slope = taken[:, None] * mean - sum_c
-        store_columns(slopes + value_at, rows, slope, hard, value_stride, value_width, VALUE_WIDTH)
+        store_values(
+            out + value_at, means + value_at, slopes + value_at, rows, hard, value_stride, value_width,
+            sum_z, sum_c, whole(seen_z, lost_z), whole(seen_c, lost_c), eta, u_min * 0, total, taken, VALUE_WIDTH,
+        )  # fmt: skip
         tl.store(place, pivot, mask=hard)
         tl.store(place + stat_stride, level, mask=hard)
         tl.store(place + 2 * stat_stride, steep, mask=hard)

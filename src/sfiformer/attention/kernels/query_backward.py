@@ -23,10 +23,19 @@ from sfiformer.attention.kernels.key_backward import (
     note_found,
     plain_gradients,
     share_of,
-    store_columns,
 )
 from sfiformer.attention.kernels.streaming import LOG2E, is_gentle
-from sfiformer.attention.kernels.tiles import RUNTIME, block_of_products, kept, load_chunk, locate, saturated
+from sfiformer.attention.kernels.tiles import (
+    RUNTIME,
+    add_to_head,
+    block_of_products,
+    kept,
+    load_head,
+    locate,
+    no_head,
+    row_products,
+    store_head,
+)
 
 
 @triton.jit
@@ -113,16 +122,16 @@ def query_kernel(
         q, k, v, grad_out = q + at, k + at, v + value_at, grad_out + value_at
         if not DENSE:
             q_friction, k_friction = q_friction + at, k_friction + at
-        x = load_chunk(q, rows, n, stride, 0, width, WIDTH)
-        x_friction = x if DENSE else load_chunk(q_friction, rows, n, stride, 0, width, WIDTH)
-        upstream = load_chunk(grad_out, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
+        x = load_head(q, rows, n, stride, width, WIDTH)
+        x_friction = x if DENSE else load_head(q_friction, rows, n, stride, width, WIDTH)
+        upstream = load_head(grad_out, rows, n, value_stride, value_width, VALUE_WIDTH)
         none = tl.zeros([ROWS], tl.float32)
         moved, supplied, total, flow = none, none, none, none
         if LARGE:
-            slope = load_chunk(slopes + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
-            mean = load_chunk(means + value_at, rows, n, value_stride, 0, value_width, VALUE_WIDTH)
-            slope = tl.where(gentle, tl.sum(upstream.to(tl.float32) * slope, 1), 0.0)  # ∂L/∂log κ
-            mean = tl.where(gentle, tl.sum(upstream.to(tl.float32) * mean, 1), 0.0)  # ḡ
+            slope = load_head(slopes + value_at, rows, n, value_stride, value_width, VALUE_WIDTH)
+            mean = load_head(means + value_at, rows, n, value_stride, value_width, VALUE_WIDTH)
+            slope = tl.where(gentle, row_products(upstream, slope)[0], 0.0)  # ∂L/∂log κ
+            mean = tl.where(gentle, row_products(upstream, mean)[0], 0.0)  # ḡ
             pull = slope + mean * spill
         else:
             for first in range(0, n, KEYS):
@@ -143,8 +152,7 @@ def query_kernel(
             slope = pull - mean * spill
         share = share_of(slope, threshold, norm_u)
 
-        of_q = tl.zeros([ROWS, WIDTH], tl.float32)
-        of_q_friction = tl.zeros([ROWS, WIDTH], tl.float32)
+        of_q, of_q_friction = no_head(ROWS, WIDTH), no_head(ROWS, WIDTH)
         for first in range(0, n, KEYS):
             keys = first + tl.arange(0, KEYS)
             outside = tl.where(keys < n, 0.0, float("-inf"))[None, :]
@@ -162,16 +170,14 @@ def query_kernel(
                 moved += tl.sum(z * centred, 1)
                 supplied += tl.sum(supply * centred, 1)
                 total += tl.sum(supply, 1)
-            y = load_chunk(k, keys, n, stride, 0, width, WIDTH)
-            of_q = tl.dot(saturated(grad_s, y.dtype), y, of_q, input_precision=PRECISION)
+            y = load_head(k, keys, n, stride, width, WIDTH)
+            of_q = add_to_head(of_q, grad_s, y, PRECISION)
             if not DENSE:
-                y = load_chunk(k_friction, keys, n, stride, 0, width, WIDTH)
-                of_q_friction = tl.dot(
-                    saturated(grad_u, y.dtype), y, of_q_friction, input_precision=PRECISION
-                )
-        store_columns(grad_q + at, rows, of_q * scale, gentle, stride, width, WIDTH)
+                y = load_head(k_friction, keys, n, stride, width, WIDTH)
+                of_q_friction = add_to_head(of_q_friction, grad_u, y, PRECISION)
+        store_head(grad_q + at, rows, of_q, scale, gentle, stride, width, WIDTH)
         if not DENSE:
-            store_columns(grad_q_friction + at, rows, of_q_friction * scale, gentle, stride, width, WIDTH)
+            store_head(grad_q_friction + at, rows, of_q_friction, scale, gentle, stride, width, WIDTH)
         if LARGE:
             # How far ḡ was off, and what follows: ḡ = Σ_A p g / W, T = Σ (g − ḡ) z with Σ z = 1 − ε η.
             off = tl.where(flowing, (supplied - spill * mean) / tl.maximum(total + spill, 1e-37), 0.0)

@@ -22,12 +22,13 @@ from sfiformer.attention.kernels.streaming import (
     is_gentle,
     probe,
     scalings,
+    store_values,
     tighten,
     weigh,
     weights,
     whole,
 )
-from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_chunk, locate
+from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_head, locate, no_head
 
 MAX_SWEEPS = tl.constexpr(12)  # a bracket that rounding keeps open ends here
 SAMPLE = tl.constexpr(
@@ -99,8 +100,8 @@ def stream_forward_kernel(
         stride, value_stride = heads * width, heads * value_width
         at, value_at = start * stride + head * width, start * value_stride + head * value_width
         strength = tl.load(lam + graph)
-        x = load_chunk(q + at, rows, n, stride, 0, width, WIDTH)
-        x_friction = load_chunk(q_friction + at, rows, n, stride, 0, width, WIDTH)
+        x = load_head(q + at, rows, n, stride, width, WIDTH)
+        x_friction = load_head(q_friction + at, rows, n, stride, width, WIDTH)
         y, y_friction = k + at, k_friction + at
 
         threshold, spread = guess(
@@ -178,8 +179,7 @@ def stream_forward_kernel(
         eta = estimate(leak, low, g_low, w_under, high, g_high, w_over, lower, upper)
         eta = tl.where(hard, 0.0, eta)
         flow, taken, seen_z, lost_z, seen_c, lost_c = none, none, none, none, none, none
-        sum_z = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
-        sum_c = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+        sum_z, sum_c = no_head(ROWS, VALUE_WIDTH), no_head(ROWS, VALUE_WIDTH)
         row_number = start * heads + head + rows * heads
         for first in range(0, n, KEYS):
             keys = first + tl.arange(0, KEYS)
@@ -195,32 +195,26 @@ def stream_forward_kernel(
                 keep = kept(tl.load(seed), row_number, keys, dropout_p)
                 z *= keep
                 w *= keep
-            values = load_chunk(v + value_at, keys, n, value_stride, 0, value_width, VALUE_WIDTH)
+            values = load_head(v + value_at, keys, n, value_stride, value_width, VALUE_WIDTH)
             sum_z, seen_z, lost_z = weigh(z, values, sum_z, seen_z, lost_z, PRECISION)
             sum_c, seen_c, lost_c = weigh(w, values, sum_c, seen_c, lost_c, PRECISION)
 
-        sum_z, sum_c = whole(sum_z, seen_z, lost_z), whole(sum_c, seen_c, lost_c)
         if not DROPOUT:
             flow, taken = seen_z, seen_c
-        weight = 1 / tl.maximum(eta, 1e-30)
-        total, sum_w = (flow + taken) * weight, (sum_z + sum_c) * weight[:, None]
+        total = (flow + taken) / tl.maximum(eta, 1e-30)
         flowing = total > 0
         total += leak
         step = tl.where(flowing, (1 - flow - leak * eta) / tl.maximum(total, 1e-37), 0.0)
-        eta += step
+        start_eta, eta = eta, eta + step
         # A gentle row may be measured from any friction: from half its level, where nothing cancels.
         pivot = tl.minimum(cut + tl.log(0.5 * eta), u_max)
         hard = hard | (eta > GENTLE)
         hard = hard | (flowing & (is_gentle(pivot, pivot - cut, m, norm_s, norm_u, LOG_GENTLE) == 0))
         is_row = rows < n
-        columns = tl.arange(0, VALUE_WIDTH)
-        inside = (is_row & (hard == 0))[:, None] & (columns < value_width)[None, :]
-        place = rows[:, None] * value_stride + columns[None, :]
-        result = sum_z + step[:, None] * sum_w
-        tl.store(out + value_at + place, result.to(out.dtype.element_ty), mask=inside)
-        mean = sum_w / tl.maximum(total, 1e-37)[:, None]
-        tl.store(means + value_at + place, mean, mask=inside)
-        tl.store(slopes + value_at + place, taken[:, None] * mean - sum_c, mask=inside)
+        store_values(
+            out + value_at, means + value_at, slopes + value_at, rows, is_row & (hard == 0), value_stride, value_width,
+            sum_z, sum_c, whole(seen_z, lost_z), whole(seen_c, lost_c), start_eta, step, total, taken, VALUE_WIDTH,
+        )  # fmt: skip
 
         limit = tl.where(steep < STEEP, cut + tl.log(upper), float("inf"))  # of the active u of marked rows
         steep = tl.where(flowing, pivot - cut, 0.0)

@@ -15,7 +15,7 @@ Within a block, scores are in units of log 2: `exp2` is what the hardware has.
 import triton
 import triton.language as tl
 
-from sfiformer.attention.kernels.tiles import load_chunk
+from sfiformer.attention.kernels.tiles import add_to_head, head_products, load_head, places
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -25,23 +25,40 @@ STEEP = tl.constexpr(46.0)  # log κ f_max p_m up to here stays on plain exponen
 @triton.jit
 def scores(x, base, keys, n, stride, width, scale, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
     """scale · x_i · y_j for the rows of a tile and a block of keys: [rows, keys] float32."""
-    y = load_chunk(base, keys, n, stride, 0, width, WIDTH)
-    return scale * tl.dot(x, tl.trans(y), input_precision=PRECISION)
+    return scale * head_products(x, load_head(base, keys, n, stride, width, WIDTH), PRECISION)
 
 
 @triton.jit
 def weigh(x, values, total, seen, lost, PRECISION: tl.constexpr):
     """Add Σ_j x_j v_j of a block to ``total``, Σ x to ``seen``, and what rounding to the type of v takes of it to ``lost``."""
-    rounded = x.to(values.dtype)
-    total = tl.dot(rounded, values, total, input_precision=PRECISION)
+    rounded = x.to(values[0].dtype)
+    total = add_to_head(total, rounded, values, PRECISION)
     return total, seen + tl.sum(x, 1), lost + tl.sum(x - rounded.to(tl.float32), 1)
 
 
 @triton.jit
-def whole(total, seen, lost):
-    """The sum of `weigh`, with the weights that rounding took shared out: a row of one key then has its value exactly."""
+def whole(seen, lost):
+    """Factor of a sum of `weigh` that shares out the weights which rounding took: a row of one key has its value exactly."""
     rounded = seen - lost
-    return total * tl.where(rounded > 0, seen / tl.maximum(rounded, 1e-37), 1.0)[:, None]
+    return tl.where(rounded > 0, seen / tl.maximum(rounded, 1e-37), 1.0)[:, None]
+
+
+@triton.jit
+def store_values(
+    out, means, slopes, rows, is_row, stride, width, sum_z, sum_c, whole_z, whole_c, eta, step, total, taken,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write O, O₂ = Σ_A p v / W and O − O₂, from the sums of z v and of c w v at η, and the step that η takes from there."""
+    weight = 1 / tl.maximum(eta, 1e-30)
+    for part in tl.static_range(len(sum_z)):
+        place, inside = places(rows, is_row, stride, width, part, WIDTH)
+        flowing, gated = sum_z[part] * whole_z, sum_c[part] * whole_c
+        active = (flowing + gated) * weight[:, None]
+        mean = active / tl.maximum(total, 1e-37)[:, None]
+        result = flowing + step[:, None] * active
+        tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+        tl.store(means + place, mean, mask=inside)
+        tl.store(slopes + place, taken[:, None] * mean - gated, mask=inside)
 
 
 @triton.jit

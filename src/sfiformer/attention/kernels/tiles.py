@@ -41,6 +41,90 @@ def load_chunk(base, nodes, n, stride, first, width, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def saturated(x, kind: tl.constexpr):
+    """``x`` in that type, within its range: an infinity would make sums of products NaN."""
+    if kind == tl.float16:
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    return x.to(kind)
+
+
+@triton.jit
+def load_head(base, nodes, n, stride, width, WIDTH: tl.constexpr):
+    """Whole heads of the given nodes, [nodes, WIDTH], in parts.
+
+    A tile is a power of two wide, so a WIDTH that is the sum of two such comes in two parts: 68 columns are 64 and 16, not 128.
+    """
+    FIRST: tl.constexpr = WIDTH & (WIDTH - 1)  # the larger of two powers
+    if FIRST:
+        return (
+            load_chunk(base, nodes, n, stride, 0, width, FIRST),
+            load_chunk(base, nodes, n, stride, FIRST, width, WIDTH - FIRST),
+        )
+    else:
+        return (load_chunk(base, nodes, n, stride, 0, width, WIDTH),)
+
+
+@triton.jit
+def no_head(ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Zeros in the parts of `load_head`."""
+    FIRST: tl.constexpr = WIDTH & (WIDTH - 1)
+    if FIRST:
+        return tl.zeros([ROWS, FIRST], tl.float32), tl.zeros([ROWS, WIDTH - FIRST], tl.float32)
+    else:
+        return (tl.zeros([ROWS, WIDTH], tl.float32),)
+
+
+@triton.jit
+def head_products(x, y, PRECISION: tl.constexpr):
+    """x_i · y_j of heads in parts: [rows of x, rows of y] float32."""
+    total = tl.dot(x[0], tl.trans(y[0]), input_precision=PRECISION)
+    if len(x) > 1:
+        total = tl.dot(x[1], tl.trans(y[1]), total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def add_to_head(total, matrix, y, PRECISION: tl.constexpr):
+    """total_i + Σ_j matrix_ij y_j of heads in parts.
+
+    The wide part comes last: the compiler divides all products of a loop among the warps as it does the last one.
+    """
+    matrix = saturated(matrix, y[0].dtype)
+    if len(y) > 1:
+        rest = tl.dot(matrix, y[1], total[1], input_precision=PRECISION)
+        return tl.dot(matrix, y[0], total[0], input_precision=PRECISION), rest
+    else:
+        return (tl.dot(matrix, y[0], total[0], input_precision=PRECISION),)
+
+
+@triton.jit
+def row_products(x, y):
+    """x_i · y_i of heads in parts, and the sum of its terms' sizes: [rows] float32."""
+    terms = x[0].to(tl.float32) * y[0].to(tl.float32)
+    total, size = tl.sum(terms, 1), tl.sum(tl.abs(terms), 1)
+    if len(x) > 1:
+        terms = x[1].to(tl.float32) * y[1].to(tl.float32)
+        total, size = total + tl.sum(terms, 1), size + tl.sum(tl.abs(terms), 1)
+    return total, size
+
+
+@triton.jit
+def places(rows, is_row, stride, width, PART: tl.constexpr, WIDTH: tl.constexpr):
+    """Where the columns of one part of a head of ``width`` are, and which are inside."""
+    FIRST: tl.constexpr = WIDTH & (WIDTH - 1)
+    columns = tl.arange(0, FIRST if FIRST else WIDTH) if PART == 0 else FIRST + tl.arange(0, WIDTH - FIRST)
+    return rows[:, None] * stride + columns[None, :], is_row[:, None] & (columns < width)[None, :]
+
+
+@triton.jit
+def store_head(out, rows, x, factor, is_row, stride, width, WIDTH: tl.constexpr):
+    """Write factor · x, heads in parts."""
+    for part in tl.static_range(len(x)):
+        place, inside = places(rows, is_row, stride, width, part, WIDTH)
+        tl.store(out + place, saturated(x[part] * factor, out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def products(
     left, right, rows, columns, n, stride, width,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -55,14 +139,6 @@ def products(
 
 
 @triton.jit
-def saturated(x, kind: tl.constexpr):
-    """``x`` in that type, within its range: an infinity would make sums of products NaN."""
-    if kind == tl.float16:
-        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
-    return x.to(kind)
-
-
-@triton.jit
 def block_of_products(
     x, left, right, rows, keys, n, stride, width,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
@@ -74,8 +150,7 @@ def block_of_products(
     if CHUNK < WIDTH:
         total = products(left, right, rows, keys, n, stride, width, ROWS, KEYS, CHUNK, PRECISION)
     else:
-        y = load_chunk(right, keys, n, stride, 0, width, WIDTH)
-        total = tl.dot(x, tl.trans(y), input_precision=PRECISION)
+        total = head_products(x, load_head(right, keys, n, stride, width, WIDTH), PRECISION)
     return total
 
 

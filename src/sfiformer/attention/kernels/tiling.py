@@ -110,7 +110,7 @@ class Stream(NamedTuple):
 
 
 def stream_options(tile: Stream, q: Tensor, v: Tensor, potential: bool, dropout_p: float) -> dict[str, Any]:
-    """Compile-time settings of the streaming kernels: a tile holds whole heads, padded to a power of two on chip."""
+    """Compile-time settings of the streaming kernels: a tile holds whole heads, padded on chip."""
     return {
         "ROWS": tile.rows,
         "KEYS": tile.keys,
@@ -127,7 +127,13 @@ def stream_options(tile: Stream, q: Tensor, v: Tensor, potential: bool, dropout_
 
 
 def _padded(width: int) -> int:
-    return max(16, 1 << (width - 1).bit_length())
+    """A power of two, or the sum of two where that is less: see `tiles.load_head`."""
+
+    def power(columns: int) -> int:
+        return max(16, 1 << (columns - 1).bit_length())
+
+    whole = power(width)
+    return min(whole, whole // 2 + power(width - whole // 2)) if width > 16 else whole
 
 
 def stream_tiles(q: Tensor, v: Tensor, streamed: bool) -> tuple[Stream, Stream, Stream, Stream]:
