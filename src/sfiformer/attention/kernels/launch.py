@@ -28,6 +28,7 @@ from sfiformer.attention.kernels.tiling import (
     log_gentle,
     on_chip_options,
     query_tile,
+    registers,
     stream_options,
     stream_tiles,
     unit,
@@ -69,18 +70,15 @@ def fused_attention(
     log_alpha, hard = 0.0 if math.isinf(alpha) else math.log(alpha), potential or math.isinf(alpha)
     sizes = (log_alpha, scale, dropout_p, graphs, heads, *_units(q, v), nodes * heads)
     branches, largest = Branches("buckets", q), min(max_nodes, MAX_NODES)
-    # Half of the registers hold a gentle tile: twice as many programs at a time.
-    lean = {"maxnreg": 128} if q.element_size() == 2 and q.is_cuda else {}
     found = torch.zeros(1, dtype=torch.int32, device=q.device)  # rows that are not gentle
     tensors = (q, k, v, q_friction, k_friction, out, stats, found, ptr, lam, seed)
     for (bucket, below, tiles), (steep_bucket, _, steep_tiles) in zip(
         in_use(buckets(q), q, graphs, largest), in_use(STEEP_BUCKETS, q, graphs, largest), strict=True
     ):
         options = on_chip_options(bucket, below, q, v, potential, dropout_p)
+        options |= {"LOG_GENTLE": log_gentle(q), **registers(q, bucket.warps, bucket.rows * bucket.keys)}
         with branches.next():
-            forward_kernel[(tiles, heads)](
-                *tensors, *sizes, HARD=hard, DENSE=q_friction is None, LOG_GENTLE=log_gentle(q), **options, **lean
-            )  # fmt: skip
+            forward_kernel[(tiles, heads)](*tensors, *sizes, HARD=hard, DENSE=q_friction is None, **options)
             if q_friction is not None:
                 options = on_chip_options(steep_bucket, below, q, v, potential, dropout_p)
                 steep_forward_kernel[(min(steep_tiles, FEW), heads)](*tensors, *sizes, HARD=hard, **options)

@@ -73,6 +73,19 @@ def on_chip_options(
     }
 
 
+def registers(q: Tensor, warps: int, scores: int | None = None) -> dict[str, int]:
+    """The most that a thread may have, where the compiler is to be told.
+
+    In half precision that is half of all for gentle rows on chip of up to 32 ``scores`` a thread: twice as many programs run at
+    a time. In float32 it is told that it may have all: where they do not suffice it would sometimes make do with an eighth.
+    """
+    if not q.is_cuda:
+        return {}
+    if q.element_size() == 2:
+        return {"maxnreg": 128} if scores is not None and scores <= 32 * 32 * warps else {}
+    return {"maxnreg": min(255, 2048 // warps)}
+
+
 def unit(x: Tensor) -> int:
     """Columns by which the rows of a head are aligned (see `tiles.RUNTIME`)."""
     return math.gcd(x.shape[2], 8)
@@ -123,6 +136,7 @@ def stream_options(tile: Stream, q: Tensor, v: Tensor, potential: bool, dropout_
         "PRECISION": _precision(q),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
+        **registers(q, tile.warps),
     }
 
 
