@@ -21,11 +21,10 @@ class Bucket(NamedTuple):
 def buckets(q: Tensor) -> tuple[Bucket, ...]:
     """Those for heads like q's, by the size of graphs. Warps that share rows wait for one another at every sum over them, so a
     small tile has few."""
-    if q.element_size() > 2:
-        middle = Bucket(128, 16 if _is_wide(q) else 32, 4), Bucket(256, 16, 8)
-    else:
-        middle = Bucket(128, 64, 8) if _is_wide(q) else Bucket(128, 16, 2), Bucket(256, 32, 8)
-    return Bucket(64, 64, 4), *middle, Bucket(512, 16, 8), Bucket(1024, 16, 16)
+    wide, half = _is_wide(q), q.element_size() == 2
+    middle = Bucket(128, 64, 8) if wide and half else Bucket(128, 16, 2)
+    long = Bucket(512, 16, 8 if wide or not half else 4)
+    return Bucket(64, 64, 4), middle, Bucket(256, 16, 4), long, Bucket(1024, 16, 16)
 
 
 # Of rows that are not gentle. They are few as a rule, and a tile with one of them is made as a whole.
@@ -55,7 +54,7 @@ def on_chip_options(
     # Columns of a head at a time; and how many such pieces are on their way, where there is room for them.
     columns, stages = (64 if wide else 32), 2
     if not half:
-        columns, stages = (32 if wide or bucket.keys == 256 else 16), 1
+        columns, stages = (32 if wide or bucket.keys in (256, 512) else 16), 1
     return {
         "ROWS": bucket.rows,
         "KEYS": bucket.keys,
@@ -65,7 +64,7 @@ def on_chip_options(
         "VALUE_UNIT": unit(v),
         "POTENTIAL": potential,
         "DROPOUT": dropout_p > 0,
-        "PRECISION": _precision(q, long=bucket.keys > 256),
+        "PRECISION": _precision(q, long=bucket.keys > 512),
         "num_warps": bucket.warps,
         "num_stages": stages,
         # The backward should find the forward's scores again: no product may melt into a later subtraction.
@@ -158,28 +157,33 @@ def stream_tiles(q: Tensor, v: Tensor, streamed: bool) -> tuple[Stream, Stream, 
     width, half = _padded(max(q.shape[2], v.shape[2])), q.element_size() == 2
     steep = Stream(32, 32, 4, 1)
     if half and width <= 64:
-        keys = Stream(64, 32, 4, 2) if streamed else Stream(32, 32, 2, 2)
+        keys = Stream(64, 32, 4, 2) if streamed else Stream(16, 32, 1, 2)
         keys = Stream(64, 64, 4, 1) if width <= 32 else keys
         return Stream(128, 64, 8, 3), Stream(128, 64, 8, 3), keys, steep
     if half and width <= 128:
-        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 2), Stream(32, 64, 4, 2), steep
+        return Stream(64, 32, 4, 2), Stream(64, 32, 4, 2), Stream(64, 32, 4, 1), steep
     if half:
-        return Stream(64, 32, 8, 2), Stream(32, 64, 8, 2), Stream(32, 64, 8, 2), steep
+        return Stream(32, 32, 4, 2), Stream(32, 32, 4, 2), Stream(32, 64, 8, 2), steep
     if width <= 64:
-        keys = Stream(16, 32, 2, 1) if width <= 32 else Stream(32, 32, 4, 1)
-        return Stream(64, 32, 8, 2), Stream(64, 32, 8, 1), keys, steep
-    keys = Stream(16, 32, 4 if width <= 128 else 8, 1)
-    return Stream(32, 32, 8, 1), Stream(32, 32, 8, 1), keys, steep._replace(rows=16, warps=8)
+        return Stream(32, 32, 4, 1), Stream(32, 32, 4, 1), Stream(16, 32, 2, 1), steep
+    steep = steep._replace(rows=16, warps=8)
+    if width <= 128:
+        return Stream(16, 64, 4, 1), Stream(16, 64, 4, 1), Stream(16, 32, 4, 1), steep
+    return Stream(16, 32, 8, 1), Stream(16, 64, 8, 1), Stream(16, 32, 8, 1), steep
 
 
 def query_tile(q: Tensor, v: Tensor) -> Stream:
     """Tiles of the backward's queries in graphs whose rows the forward had on chip."""
     width = _padded(max(q.shape[2], v.shape[2]))
     if q.element_size() == 2:
-        return Stream(32, 32, 2, 2) if width <= 64 else Stream(64 if width <= 128 else 32, 32, 4, 2)
-    return Stream(16, 32, 2, 1) if width <= 64 else Stream(16, 64, 4 if width <= 128 else 8, 1)
+        if width <= 64:
+            return Stream(64, 32, 4, 2) if width <= 32 else Stream(32, 16, 2, 2)
+        return Stream(64 if width <= 128 else 32, 32, 4, 2)
+    if width <= 64:
+        return Stream(16, 32, 2, 1) if width <= 32 else Stream(16, 16, 1, 1)
+    return Stream(32 if width <= 128 else 16, 64, 8, 1)
 
 
 def chunk(q: Tensor, v: Tensor) -> int:
     """Columns of a head that the backward's queries take at a time: all, but of wide heads in float32."""
-    return 32 if q.element_size() > 2 and max(q.shape[2], v.shape[2]) > 64 else 256
+    return 64 if q.element_size() > 2 and max(q.shape[2], v.shape[2]) > 128 else 256
