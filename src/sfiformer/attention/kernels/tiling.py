@@ -54,7 +54,8 @@ def on_chip_options(
     # Columns of a head at a time; and how many such pieces are on their way, where there is room for them.
     columns, stages = (64 if wide else 32), 2
     if not half:
-        columns, stages = (32 if wide or bucket.keys in (256, 512) else 16), 1
+        roomy = bucket.keys in (256, 512) or (wide and bucket.keys < 256)
+        columns, stages = (32 if roomy else 16), 1
     return {
         "ROWS": bucket.rows,
         "KEYS": bucket.keys,
