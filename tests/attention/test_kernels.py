@@ -210,7 +210,8 @@ def test_without_friction_it_is_softmax_attention(dropout_p):
 def mask_kernel(out, seed, dropout_p, SIZE: tl.constexpr):
     rows, columns = tl.arange(0, SIZE), tl.arange(0, SIZE)
     tl.store(
-        out + rows[:, None] * SIZE + columns[None, :], kept(tl.load(seed), 4 * rows + 3, columns, dropout_p)
+        out + rows[:, None] * SIZE + columns[None, :],
+        kept(tl.load(seed), (4 * rows + 3)[:, None], columns[None, :], dropout_p),
     )
 
 
@@ -233,6 +234,10 @@ def test_dropped_flows_are_independent(dropout_p):
     assert abs(float(one.mean())) < 5 * (dropout_p * (1 - dropout_p)) ** 0.5 / size
     assert float(one.mean(1).std()) < 1.2 * (dropout_p * (1 - dropout_p) / size) ** 0.5
     assert float(one.mean(0).std()) < 1.2 * (dropout_p * (1 - dropout_p) / size) ** 0.5
+    # Any two rows: were a flow's fate the sum (mod 2) of its row's and its column's, all rows would be one or its opposite.
+    rows = one @ one.T / (dropout_p * (1 - dropout_p) * size**0.5)
+    above = torch.triu(torch.ones_like(rows, dtype=torch.bool), 1)
+    assert abs(float(rows[above].square().mean()) - 1) < 0.05
 
 
 def test_dropout_keeps_the_mean_and_repeats_in_the_backward():

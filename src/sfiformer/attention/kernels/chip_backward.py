@@ -106,7 +106,7 @@ def chip_query_kernel(
                 grad_out + value_at, v + value_at, rows, keys, n, value_stride, value_width, ROWS, KEYS, WIDTH, PRECISION
             )  # fmt: skip
             if DROPOUT:
-                g = g * kept(tl.load(seed), row_number, keys, dropout_p)
+                g = g * kept(tl.load(seed), row_number[:, None], keys[None, :], dropout_p)
             valid = (keys < n)[None, :] & is_row[:, None]
             u, pivot_key = with_pivot(u, valid, keys, pivot, KEYS)
             z, log_weight, log_gated = flows(s, u, valid, pivot, level, steep, m)

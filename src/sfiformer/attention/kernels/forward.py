@@ -54,7 +54,7 @@ def forward_kernel(
         )
         row_number = start * heads + head + rows * heads
         if DROPOUT:
-            z = z * kept(tl.load(seed), row_number, keys, dropout_p)
+            z = z * kept(tl.load(seed), row_number[:, None], keys[None, :], dropout_p)
         own = tl.where(gentle, rows, n)  # no others are written
         combine(
             z, v + value_at, keys, out + value_at, own, n, value_stride, value_width, 1.0, WIDTH, PRECISION
@@ -103,7 +103,7 @@ def steep_forward_kernel(
                 s, u, valid, scale0, s_ref, leak0, spill0, u_max
             )
             if DROPOUT:
-                z = z * kept(tl.load(seed), row_number, keys, dropout_p)
+                z = z * kept(tl.load(seed), row_number[:, None], keys[None, :], dropout_p)
             own = tl.where(left, rows, n)  # no others are written
             combine(
                 z, v + value_at, keys, out + value_at, own, n, value_stride, value_width, 1.0, WIDTH, PRECISION

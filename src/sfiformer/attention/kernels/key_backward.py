@@ -121,7 +121,7 @@ def key_kernel(
                 u = scale * LOG2E * head_products(y_friction, x_friction, PRECISION)
             g = head_products(values, upstream, PRECISION)
             if DROPOUT:
-                keep = tl.trans(kept(tl.load(seed), row_number, keys, dropout_p))
+                keep = kept(tl.load(seed), row_number[None, :], keys[:, None], dropout_p)
                 g *= keep
             z, _, grad_s, grad_u = plain_gradients(
                 s, s, u, g, reference[None, :], threshold[None, :], limit[None, :], norm_s[None, :],

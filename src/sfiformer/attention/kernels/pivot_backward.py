@@ -86,8 +86,7 @@ def pivot_query_kernel(
             upstream, load_head(v + value_at, top, n, value_stride, value_width, VALUE_WIDTH)
         )
         if DROPOUT:
-            own = (tl.arange(0, ROWS)[:, None] == tl.arange(0, ROWS)[None, :]).to(tl.float32)
-            keep = tl.sum(own * kept(tl.load(seed), row_number, top, dropout_p), 1)
+            keep = kept(tl.load(seed), row_number, top, dropout_p)
             g_top, size = g_top * keep, size * keep
 
         # Σ w (g − g_top), Σ z (g − g_top) and Σ z, the first lifted.
@@ -100,7 +99,7 @@ def pivot_query_kernel(
                 upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
             )
             if DROPOUT:
-                g *= kept(tl.load(seed), row_number, keys, dropout_p)
+                g *= kept(tl.load(seed), row_number[:, None], keys[None, :], dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
             z, log_weight, _ = steep_flows(s, u, valid, keys, pivot, pivot_key, top, m, level, steep, m)
             ahead = ahead_of_top(g, g_top, size, keys, top, valid)
@@ -125,7 +124,7 @@ def pivot_query_kernel(
                 upstream, v + value_at, keys, n, value_stride, value_width, 1.0, VALUE_WIDTH, PRECISION
             )
             if DROPOUT:
-                g *= kept(tl.load(seed), row_number, keys, dropout_p)
+                g *= kept(tl.load(seed), row_number[:, None], keys[None, :], dropout_p)
             valid = (keys < n)[None, :] & hard[:, None]
             z, _, log_gated = steep_flows(s, u, valid, keys, pivot, pivot_key, top, m, level, steep, m)
             ahead = ahead_of_top(g, g_top, size, keys, top, valid)
@@ -208,7 +207,7 @@ def pivot_key_kernel(
                         PRECISION,
                     )
                     if DROPOUT:
-                        keep = kept(tl.load(seed), row_number, keys, dropout_p)
+                        keep = kept(tl.load(seed), row_number[:, None], keys[None, :], dropout_p)
                         g *= keep
                     valid = (keys < n)[None, :] & hard[:, None]
                     z, _, log_gated = steep_flows(

@@ -178,7 +178,8 @@ def pivot_forward_kernel(
             gated = tl.exp(tl.minimum(log_gated, LOG_GENTLE))
             taken += tl.sum(gated, 1)
             if DROPOUT:
-                keep = kept(tl.load(seed), start * heads + head + rows * heads, keys, dropout_p)
+                number = start * heads + head + rows * heads
+                keep = kept(tl.load(seed), number[:, None], keys[None, :], dropout_p)
                 z *= keep
                 gated *= keep
             values = load_head(v + value_at, keys, n, value_stride, value_width, VALUE_WIDTH)

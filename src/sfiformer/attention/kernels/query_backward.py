@@ -81,7 +81,7 @@ def block_of_scores(
         upstream, grad_out, v, rows, keys, n, value_stride, value_width, ROWS, KEYS, VALUE_WIDTH, CHUNK, PRECISION
     )  # fmt: skip
     if DROPOUT:
-        g *= kept(tl.load(seed), row_number, keys, dropout_p)
+        g *= kept(tl.load(seed), row_number[:, None], keys[None, :], dropout_p)
     return s, u, g
 
 

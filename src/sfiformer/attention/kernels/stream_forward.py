@@ -192,7 +192,7 @@ def stream_forward_kernel(
             if DROPOUT:
                 flow += tl.sum(z, 1)
                 taken += tl.sum(w, 1)
-                keep = kept(tl.load(seed), row_number, keys, dropout_p)
+                keep = kept(tl.load(seed), row_number[:, None], keys[None, :], dropout_p)
                 z *= keep
                 w *= keep
             values = load_head(v + value_at, keys, n, value_stride, value_width, VALUE_WIDTH)

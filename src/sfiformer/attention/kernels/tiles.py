@@ -182,13 +182,12 @@ def mix(x):
 
 @triton.jit
 def kept(seed, rows, columns, dropout_p):
-    """Dropout's factors for rows × columns: 0, or 1/(1 − p). Counter-based: the same wherever it is asked.
+    """Dropout's factors where rows and columns, given in shapes that broadcast, meet: 0, or 1/(1 − p).
 
-    A hash of the hashes of row and column under the seed's two halves; a generator of the Philox kind would cost several
-    times as much as the flows themselves.
+    Counter-based: the same wherever it is asked. Row and column are hashed under the seed's two halves, made odd, and
+    multiplied; the upper bits decide. A generator of the Philox kind would cost several times as much as the flows themselves.
     """
-    row = mix(rows.to(tl.uint32) ^ (seed & 0xFFFFFFFF).to(tl.uint32))
-    column = mix(columns.to(tl.uint32) ^ (seed >> 32).to(tl.uint32) ^ 0x9E3779B9)
-    bits = mix(row[:, None] ^ column[None, :])
+    row = mix(rows.to(tl.uint32) ^ (seed & 0xFFFFFFFF).to(tl.uint32)) | 1
+    column = mix(columns.to(tl.uint32) ^ (seed >> 32).to(tl.uint32) ^ 0x9E3779B9) | 1
     limit = (tl.full((), 4294967296.0, tl.float32) * dropout_p).to(tl.uint32)
-    return tl.where(bits >= limit, 1 / (1 - dropout_p), 0.0)
+    return tl.where(row * column >= limit, 1 / (1 - dropout_p), 0.0)
