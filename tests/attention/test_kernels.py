@@ -206,6 +206,29 @@ def test_without_friction_it_is_softmax_attention(dropout_p):
     torch.testing.assert_close(got, torch.autograd.grad(expected, (q, k, v), grad), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("friction", [True, False])
+def test_a_row_of_scores_that_are_no_numbers_is_none(monkeypatch, friction):
+    """And no row is left as the memory was."""
+    monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, 777.0))
+    tensors, ptr, _ = make([20, 70])
+    tensors = [x.detach() for x in tensors]
+    tensors[0][3] = torch.nan
+    lam, alpha = torch.tensor([1 / 20, 1 / 70], device=DEVICE), 0.1 if friction else math.inf
+    out = attend(
+        launch.fused_attention,
+        [*tensors[:3], *(tensors[3:] if friction else [None] * 2)],
+        ptr,
+        lam,
+        alpha,
+        False,
+        70,
+    )
+    assert out[3].isnan().all()
+    others = torch.cat([out[:3], out[4:]])
+    assert others.isfinite().all()
+    assert float(others.abs().max()) < 100
+
+
 @triton.jit
 def mask_kernel(out, seed, dropout_p, SIZE: tl.constexpr):
     rows, columns = tl.arange(0, SIZE), tl.arange(0, SIZE)

@@ -126,6 +126,16 @@ def test_heads_in_two_parts(stream_all, scale, width, value_width, dtype):
     assert_at_scale([80], scale, 0.1, False, width=width, value_width=value_width, dtype=dtype)
 
 
+@pytest.mark.parametrize("spread", [1.0, 6.0])
+def test_half_precision_ends_at_its_range(stream_all, spread):
+    tensors, _ = make([40], spread=spread, dtype=torch.float16)
+    tensors[2].detach().fill_(60000.0)
+    lam = torch.tensor([0.02], device=DEVICE)
+    out = attend(launch.fused_attention, tensors, [40], lam, 0.1, False, dropout_p=0.5, seed=3)[0]
+    assert out.isfinite().all()
+    assert float(out.abs().max()) == 65504
+
+
 @pytest.mark.skipif(GPU, reason="on a GPU the kernels differ in their last bits without help")
 @pytest.mark.parametrize("most_on_chip", [0, 1024])
 @pytest.mark.parametrize(("scale", "sizes"), [(30, [70, 64]), (100, [70, 64]), (100, [60, 66])])

@@ -8,7 +8,7 @@ from sfiformer.attention.kernels.tiles import RUNTIME, combine, kept, locate, pr
 
 
 @triton.jit
-def keep(stats, stride, mask, pivot, level, steep, m, total, log_leak, norm_s, norm_u, limit):
+def keep_stats(stats, stride, mask, pivot, level, steep, m, total, log_leak, norm_s, norm_u, limit):
     """Write the nine numbers of each row that the backward recomputes its flows from."""
     tl.store(stats, pivot, mask=mask)
     tl.store(stats + stride, level, mask=mask)
@@ -52,6 +52,8 @@ def forward_kernel(
         gentle, z, pivot, level, steep, m, total, log_leak, limit, norm_s, norm_u = solve_gently(
             s, u, outside, tl.load(lam + graph), log_alpha, n.to(tl.float32), POTENTIAL, HARD, LOG_GENTLE
         )
+        if DENSE:
+            gentle = rows >= 0  # whatever the scores, numbers or not: nobody else writes them
         row_number = start * heads + head + rows * heads
         if DROPOUT:
             z = z * kept(tl.load(seed), row_number[:, None], keys[None, :], dropout_p)
@@ -61,7 +63,9 @@ def forward_kernel(
         )
         level = tl.where(gentle, level, float("nan"))
         place = stats + row_number
-        keep(place, stat_stride, rows < n, pivot, level, steep, m, total, log_leak, norm_s, norm_u, limit)
+        keep_stats(
+            place, stat_stride, rows < n, pivot, level, steep, m, total, log_leak, norm_s, norm_u, limit
+        )
         if tl.max(((rows < n) & (gentle == 0)).to(tl.int32), 0) > 0:
             tl.store(found, 1)  # whoever comes writes the same
 
@@ -102,10 +106,16 @@ def steep_forward_kernel(
             z, pivot, level, steep, m, total, log_leak, limit = solve(
                 s, u, valid, scale0, s_ref, leak0, spill0, u_max
             )
+            sick = norm_s + norm_u
+            z = tl.where(
+                (sick != sick)[:, None], float("nan"), z
+            )  # of scores that are no numbers nothing else is to be had
             if DROPOUT:
                 z = z * kept(tl.load(seed), row_number[:, None], keys[None, :], dropout_p)
             own = tl.where(left, rows, n)  # no others are written
             combine(
                 z, v + value_at, keys, out + value_at, own, n, value_stride, value_width, 1.0, WIDTH, PRECISION
             )  # fmt: skip
-            keep(place, stat_stride, left, pivot, level, steep, m, total, log_leak, norm_s, norm_u, limit)
+            keep_stats(
+                place, stat_stride, left, pivot, level, steep, m, total, log_leak, norm_s, norm_u, limit
+            )

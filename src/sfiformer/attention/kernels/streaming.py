@@ -15,7 +15,7 @@ Within a block, scores are in units of log 2: `exp2` is what the hardware has.
 import triton
 import triton.language as tl
 
-from sfiformer.attention.kernels.tiles import add_to_head, head_products, load_head, places
+from sfiformer.attention.kernels.tiles import add_to_head, head_products, load_head, places, saturated
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -56,7 +56,7 @@ def store_values(
         active = (flowing + gated) * weight[:, None]
         mean = active / tl.maximum(total, 1e-37)[:, None]
         result = flowing + step[:, None] * active
-        tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + place, saturated(result, out.dtype.element_ty), mask=inside)
         tl.store(means + place, mean, mask=inside)
         tl.store(slopes + place, taken[:, None] * mean - gated, mask=inside)
 

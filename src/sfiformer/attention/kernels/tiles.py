@@ -1,7 +1,8 @@
 """Device functions on tiles: products over the width of the heads, and dropout.
 
-Nodes are numbered within their graph, in 32 bits: 64-bit addresses would fill the registers. Widths are cut into chunks of
-WIDTH columns, masked at the end: no width need be a power of two. (Those that are no multiple of 8 are padded by
+Nodes are numbered within their graph, in 32 bits: 64-bit addresses would fill the registers. No width need be a power of two:
+heads are cut into chunks of WIDTH columns, masked at the end (`products`, `combine`), or whole, of WIDTH columns with their
+padding, in one or two parts (`load_head` and what follows it). (Widths that are no multiple of 8 are padded by
 `sfiformer.attention.fused`, for the alignment of their rows.)
 """
 
@@ -42,9 +43,10 @@ def load_chunk(base, nodes, n, stride, first, width, WIDTH: tl.constexpr):
 
 @triton.jit
 def saturated(x, kind: tl.constexpr):
-    """``x`` in that type, within its range: an infinity would make sums of products NaN."""
+    """``x`` in that type, within its range: an infinity would make sums of products NaN. What is NaN stays so."""
     if kind == tl.float16:
-        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+        x = tl.maximum(x, -65504.0, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.minimum(x, 65504.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(kind)
 
 
