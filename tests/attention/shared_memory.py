@@ -1,7 +1,7 @@
-"""python shared_memory.py DTYPE: the shared memory of the kernels that attention launches with heads of the widest kind.
+"""python shared_memory.py DTYPE WIDTH: the shared memory of the kernels that attention launches with heads of that width.
 
-They are compiled for an H200, without one, as far as it takes to know; of those on chip the largest. One line each: name, keys
-of a tile, bytes.
+They are compiled for an H200, without one, as far as it takes to know. Of those with rows on chip, whose tiles hardly depend on
+the width, only the largest are, with the widest heads. One line each: name, keys of a tile, bytes.
 """
 
 import sys
@@ -22,7 +22,7 @@ TYPES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
-OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 SIZES = [900, 1100]  # one graph on chip, one to stream
 
 
@@ -56,16 +56,15 @@ def main() -> None:
     JITFunction.run = lambda kernel, *args, grid, warmup, **kwargs: launched.append((kernel, args, kwargs))
     CUDABackend.make_ptx = lambda self, source, metadata, *_: metadata.setdefault("name", "kernel")
     CUDABackend.make_cubin = lambda *_: b""
-    q, k, v, q_friction, k_friction = torch.zeros(
-        5, sum(SIZES), 1, 240, dtype=getattr(torch, sys.argv[1])
-    ).unbind()
+    dtype, width = getattr(torch, sys.argv[1]), int(sys.argv[2])
+    q, k, v, q_friction, k_friction = torch.zeros(5, sum(SIZES), 1, width, dtype=dtype).unbind()
     ptr, lam = torch.tensor([0, *SIZES]).cumsum(0), torch.ones(len(SIZES))
     tensors, seed = (q, k, v, q_friction, k_friction, ptr, lam), torch.zeros((), dtype=torch.int64)
     _, stats, means = launch.fused_attention(*tensors, seed, 0.1, False, 1.0, 0.1, max(SIZES))
     launch.fused_attention_backward(v, *tensors, seed, stats, means, False, 1.0, 0.1, max(SIZES))
     for kernel, args, kwargs in launched:
         keys = kwargs.get("KEYS", 0)
-        if "MORE_THAN" not in kwargs or keys > 256:
+        if "MORE_THAN" not in kwargs or (keys > 256 and width > 128):
             print(kernel.__name__, keys, compiled(kernel, args, kwargs).metadata.shared, flush=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfiformer.attention.kernels import MAX_NODES, MAX_WIDTH, usable
+from sfiformer.attention.kernels import MAX_NODES, MAX_WIDTH, has_room, usable
 from sfiformer.attention.widths import resized, wide
 
 
@@ -31,6 +31,8 @@ def fused_attend(
     waits for it.
     """
     if not usable(q) or max(q.shape[-1], v.shape[-1]) > MAX_WIDTH:
+        return None
+    if not (torch.compiler.is_compiling() or has_room(q.device)):  # the compiler cannot follow the question
         return None
     largest = int(ptr.diff().max()) if max_nodes is None and len(ptr) > 1 else max_nodes or 0
     if q_friction is None and largest > MAX_NODES:

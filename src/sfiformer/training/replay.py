@@ -32,13 +32,15 @@ def replayable(config: ExperimentConfig, task: Task, stores: Mapping[str, GraphS
     negatives are drawn on the host.
     """
     model, largest = config.model, max(int(store.node_ptr.diff().max()) for store in stores.values())
-    fused = kernels.HAS_TRITON and model.solver == "exact"
+    on_gpu = all(store.device.type == "cuda" for store in stores.values())
+    fused = on_gpu and all(kernels.has_room(store.device) for store in stores.values())
+    fused = fused and kernels.HAS_TRITON and model.solver == "exact"
     fused = fused and (largest <= kernels.MAX_NODES or model.attention == "sfi")
     fused = fused and model.dim <= kernels.MAX_WIDTH
     return (
         config.trainer.capture
         and ranks.count() == 1
-        and all(store.device.type == "cuda" for store in stores.values())
+        and on_gpu
         and task.kind != "ranking"
         and model.local in ("gatedgcn", "none")
         and (fused or model.attention in ("adjacency", "none"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -11,8 +12,18 @@ HAS_TRITON = find_spec("triton") is not None
 MAX_WIDTH = 256  # of a head
 MAX_DIM = 1024  # of a row of the layer's output that stays on chip
 MAX_NODES = 1024  # of a graph whose rows stay on chip (the end of a bucket); larger ones are streamed
+SHARED_MEMORY = 165_888  # bytes that the largest tiles of attention take
 
 
 def usable(x: Tensor) -> bool:
     """Whether kernels that work in float32 serve this tensor: on a GPU, with Triton, in a dtype no wider."""
     return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and HAS_TRITON
+
+
+@cache
+def has_room(device: torch.device) -> bool:
+    """Whether attention's tiles fit a GPU: an A100, H100 or later of their kind. On smaller ones attention is plain PyTorch."""
+    if device.type != "cuda":
+        return True
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", SHARED_MEMORY) >= SHARED_MEMORY

@@ -19,21 +19,21 @@ from sfiformer.attention.kernels.query_backward import lam_kernel, query_kernel
 from sfiformer.attention.kernels.stream_forward import stream_forward_kernel
 from sfiformer.attention.kernels.tiling import (
     DOUBT,
-    STEEP_BUCKETS,
     STRICT,
     Stream,
-    buckets,
     chunk,
     in_use,
     log_gentle,
     on_chip_options,
     query_tile,
     registers,
+    steep,
     stream_options,
     stream_tiles,
     unit,
 )
 
+MAX_FLOAT32 = 512  # as MAX_NODES, with friction in float32: beyond it, streaming is no slower and takes less shared memory
 FEW = 264  # programs of a head that look for rows which are not gentle, as a rule in vain: two for each processor of an H200
 
 
@@ -62,36 +62,40 @@ def fused_attention(
     """
     nodes, heads, _ = q.shape
     out = torch.empty_like(v)
-    streamed = max_nodes > MAX_NODES
+    border = _border(q, q_friction)
+    streamed = max_nodes > border
     stats = q.new_empty((9 + 2 * streamed, nodes, heads), dtype=torch.float32)
     stats[9:] = 0  # no sweeps where rows stay on chip
     means = v.new_zeros((2, *v.shape) if streamed else (2, 0), dtype=torch.float32)
     graphs = len(ptr) - 1
     log_alpha, hard = 0.0 if math.isinf(alpha) else math.log(alpha), potential or math.isinf(alpha)
     sizes = (log_alpha, scale, dropout_p, graphs, heads, *_units(q, v), nodes * heads)
-    branches, largest = Branches("buckets", q), min(max_nodes, MAX_NODES)
+    branches = Branches("buckets", q)
     found = torch.zeros(1, dtype=torch.int32, device=q.device)  # rows that are not gentle
     tensors = (q, k, v, q_friction, k_friction, out, stats, found, ptr, lam, seed)
-    for (bucket, below, tiles), (steep_bucket, _, steep_tiles) in zip(
-        in_use(buckets(q), q, graphs, largest), in_use(STEEP_BUCKETS, q, graphs, largest), strict=True
-    ):
+    for bucket, below in in_use(q, min(max_nodes, border)):
         options = on_chip_options(bucket, below, q, v, potential, dropout_p)
         options |= {"LOG_GENTLE": log_gentle(q), **registers(q, bucket.warps, bucket.rows * bucket.keys)}
         with branches.next():
-            forward_kernel[(tiles, heads)](*tensors, *sizes, HARD=hard, DENSE=q_friction is None, **options)
+            forward_kernel[(nodes // bucket.rows + graphs, heads)](
+                *tensors, *sizes, HARD=hard, DENSE=q_friction is None, **options
+            )
             if q_friction is not None:
-                options = on_chip_options(steep_bucket, below, q, v, potential, dropout_p)
-                steep_forward_kernel[(min(steep_tiles, FEW), heads)](*tensors, *sizes, HARD=hard, **options)
+                bucket = steep(bucket)
+                options = on_chip_options(bucket, below, q, v, potential, dropout_p)
+                steep_forward_kernel[(min(nodes // bucket.rows + graphs, FEW), heads)](
+                    *tensors, *sizes, HARD=hard, **options
+                )
     if streamed:
         tensors = (q, k, v, q_friction, k_friction, out, *means, stats, ptr, lam, seed)
-        tile, _, _, steep = stream_tiles(q, v, streamed)
+        tile, _, _, pivoted = stream_tiles(q, v, streamed)
         options = stream_options(tile, q, v, potential, dropout_p)
         stream_forward_kernel[(nodes // tile.rows + graphs, heads)](
-            *tensors, *sizes, MAX_NODES, HARD=hard, DOUBT=DOUBT[q.dtype], LOG_GENTLE=STRICT, **options
+            *tensors, *sizes, border, HARD=hard, DOUBT=DOUBT[q.dtype], LOG_GENTLE=STRICT, **options
         )  # fmt: skip
-        options = stream_options(steep, q, v, potential, dropout_p)
-        pivot_forward_kernel[(nodes // steep.rows + graphs, heads)](
-            *tensors, *sizes, MAX_NODES, HARD=hard, LOG_GENTLE=STRICT, **options
+        options = stream_options(pivoted, q, v, potential, dropout_p)
+        pivot_forward_kernel[(nodes // pivoted.rows + graphs, heads)](
+            *tensors, *sizes, border, HARD=hard, LOG_GENTLE=STRICT, **options
         )
     branches.join()
     return out, stats, means
@@ -119,39 +123,40 @@ def fused_attention_backward(
     nodes, heads, _ = q.shape
     of_q, of_k, of_v, of_q_friction, of_k_friction = _like(q, k, v, q_friction, k_friction)
     sums = q.new_empty((8, nodes, heads), dtype=torch.float32)
-    graphs, dense = len(ptr) - 1, q_friction is None
+    graphs, dense, border = len(ptr) - 1, q_friction is None, _border(q, q_friction)
     plain = sums.new_empty((7, heads, nodes))  # of gentle rows, for the keys
     found = torch.zeros(1 + graphs * heads, dtype=torch.int32, device=q.device)  # other rows: `note_found`
     inputs = (q, k, v, q_friction, k_friction, grad_out.contiguous())
     tail = (stats, sums, ptr, seed, scale, dropout_p, graphs, heads, *_units(q, v), nodes * heads)
-    _, queries, keys, steep = stream_tiles(q, v, max_nodes > MAX_NODES)
+    _, queries, keys, pivoted = stream_tiles(q, v, max_nodes > border)
 
     def run(kernel: Any, tile: Stream, *tensors: Tensor, most: int | None = None, **more: Any) -> None:
         options, tiles = stream_options(tile, q, v, potential, dropout_p), nodes // tile.rows + graphs
         kernel[(min(tiles, most or tiles), heads)](*inputs, *tensors, *tail, **options, **more)
 
-    small: dict[str, Any] = {"more_than": MAX_NODES, "LOG_GENTLE": log_gentle(q)}
-    large: dict[str, Any] = {"more_than": MAX_NODES, "LOG_GENTLE": STRICT}  # none of them is dense
+    small: dict[str, Any] = {"more_than": border, "LOG_GENTLE": log_gentle(q)}
+    large: dict[str, Any] = {"more_than": border, "LOG_GENTLE": STRICT}  # none of them is dense
     branches = Branches("buckets", q)
     gentle = (*means, of_q, of_q_friction, plain, found)
     if nodes:
         run(query_kernel, query_tile(q, v), *gentle, LARGE=False, DENSE=dense, CHUNK=chunk(q, v), **small)
     if not dense:  # whose rows all are gentle
-        for bucket, below, tiles in in_use(STEEP_BUCKETS, q, graphs, min(max_nodes, MAX_NODES)):
+        for bucket, below in in_use(q, min(max_nodes, border)):
+            bucket = steep(bucket)
             options = on_chip_options(bucket, below, q, v, potential, dropout_p)
             with branches.next():
-                chip_query_kernel[(min(tiles, FEW), heads)](
+                chip_query_kernel[(min(nodes // bucket.rows + graphs, FEW), heads)](
                     *inputs, of_q, of_q_friction, found, *tail, LOG_GENTLE=log_gentle(q), **options
                 )
-    if max_nodes > MAX_NODES:
+    if max_nodes > border:
         run(query_kernel, queries, *gentle, LARGE=True, DENSE=False, CHUNK=chunk(q, v), **large)
-        run(pivot_query_kernel, steep, of_q, of_q_friction, found, **large)
+        run(pivot_query_kernel, pivoted, of_q, of_q_friction, found, **large)
     if nodes:  # gentle rows alone: no need to wait for the others
         run(key_kernel, keys, of_k, of_v, of_k_friction, plain, DENSE=dense)
     branches.join()
     if nodes and not dense:
         options = {**large, "ON_CHIP": log_gentle(q)}
-        run(pivot_key_kernel, steep, of_k, of_v, of_k_friction, found, most=FEW, **options)
+        run(pivot_key_kernel, pivoted, of_k, of_v, of_k_friction, found, most=FEW, **options)
     grad_lam = torch.zeros_like(lam) if dense else torch.empty_like(lam)
     if graphs and not dense:
         lam_kernel[(graphs,)](sums[3], ptr, lam, grad_lam, heads, BLOCK=1024)
@@ -159,8 +164,10 @@ def fused_attention_backward(
 
 
 @fused_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    streamed = args[-1] > MAX_NODES
+def _(
+    q: Tensor, k: Tensor, v: Tensor, q_friction: Tensor | None, *args: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    streamed = args[-1] > _border(q, q_friction)
     stats = q.new_empty((9 + 2 * streamed, *q.shape[:2]), dtype=torch.float32)
     means = v.new_empty((2, *v.shape) if streamed else (2, 0), dtype=torch.float32)
     return torch.empty_like(v), stats, means
@@ -179,6 +186,11 @@ def _(
     *args: Any,
 ) -> tuple[Tensor, ...]:
     return *_like(q, k, v, q_friction, k_friction), torch.empty_like(lam)
+
+
+def _border(q: Tensor, q_friction: Tensor | None) -> int:
+    """Nodes of the largest graph whose rows stay on chip."""
+    return min(MAX_NODES, MAX_FLOAT32) if q.element_size() > 2 and q_friction is not None else MAX_NODES
 
 
 def _units(q: Tensor, v: Tensor) -> tuple[int, int]:

@@ -27,23 +27,22 @@ def buckets(q: Tensor) -> tuple[Bucket, ...]:
     return Bucket(64, 64, 4), middle, Bucket(256, 16, 4), long, Bucket(1024, 16, 16)
 
 
-# Of rows that are not gentle. They are few as a rule, and a tile with one of them is made as a whole.
-STEEP_BUCKETS = tuple(Bucket(keys, 16, min(keys // 32, 16)) for keys in (64, 128, 256, 512, 1024))
+def steep(bucket: Bucket) -> Bucket:
+    """The same for rows that are not gentle. They are few as a rule, and a tile with one of them is made as a whole."""
+    return Bucket(bucket.keys, 16, min(bucket.keys // 32, 16))
 
 
 def _is_wide(q: Tensor) -> bool:
     return q.shape[2] >= 128
 
 
-def in_use(
-    among: tuple[Bucket, ...], q: Tensor, graphs: int, largest: int
-) -> Iterator[tuple[Bucket, int, int]]:
-    """The buckets for graphs of up to ``largest`` nodes, the slowest first, each with the size that it starts above and the
-    number of its tiles (see `tiles.locate`)."""
+def in_use(q: Tensor, largest: int) -> Iterator[tuple[Bucket, int]]:
+    """The buckets for graphs of up to ``largest`` nodes, the slowest first, each with the size that it starts above."""
+    among = buckets(q)
     below = (0, *(bucket.keys for bucket in among))
     for bucket, more_than in reversed(list(zip(among, below, strict=False))):
         if len(q) and more_than < largest:
-            yield bucket, more_than, len(q) // bucket.rows + graphs
+            yield bucket, more_than
 
 
 def on_chip_options(
