@@ -35,11 +35,10 @@ def samples(dtypes: list[torch.dtype]) -> list[Case]:
 
 def border(dtype: torch.dtype, device: torch.device, seconds: float) -> list[str]:
     """Batches of equal graphs with the forward's rows on chip, and with its keys streaming past: replayed, taking turns."""
-    name = str(dtype).removeprefix("torch.")
-    lines = [
-        "",
-        f"graphs of one size, {NODES} nodes a batch, {name}; the border is {kernels.MAX_NODES} nodes",
-    ]
+    from sfiformer.attention.kernels.launch import MAX_FLOAT32
+
+    name, at = str(dtype).removeprefix("torch."), MAX_FLOAT32 if dtype == torch.float32 else kernels.MAX_NODES
+    lines = ["", f"graphs of one size, {NODES} nodes a batch, {name}; the border is {at} nodes"]
     titles = (
         f"{'scores ±' + str(spread) + ': on chip, ms':>27}{'streamed':>10}{'ratio':>7}" for spread in SPREADS
     )
@@ -63,14 +62,14 @@ def _on_chip_and_streamed(
     """Median seconds of both."""
     from sfiformer.attention.kernels import launch
 
-    call, calls = batch.sfi(scale=scale), {}
+    call, calls, float32 = batch.sfi(scale=scale), {}, launch.MAX_FLOAT32
     try:
         for where, most in {"chip": kernels.MAX_NODES, "stream": 0}.items():
-            launch.MAX_NODES = most
+            launch.MAX_NODES = launch.MAX_FLOAT32 = most
             call()
             calls[where] = captured(call)
     finally:
-        launch.MAX_NODES = kernels.MAX_NODES
+        launch.MAX_NODES, launch.MAX_FLOAT32 = kernels.MAX_NODES, float32
     chip, stream = (median(times) for times in timings(calls, device, budget=seconds).values())
     return chip, stream
 
