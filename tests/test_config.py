@@ -32,7 +32,7 @@ def test_the_papers_presets_hold_its_tables(name):
     assert row == TABLE[name]
     assert (c.data.name, m.lam_scaling, m.qk_norm, m.attention) == (name, "largest", False, "sfi")
     ours = ExperimentConfig.from_preset(name)
-    assert (ours.model.lam_scaling, ours.model.qk_norm) == ("graph", True)
+    assert (ours.model.lam_scaling, ours.model.qk_norm) == ("potential", True)
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -60,7 +60,7 @@ def test_dropout():
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"friction": "tied"}, {"lam_scaling": "potential"}])
+@pytest.mark.parametrize("arguments", [{}, {"friction": "tied"}, {"lam_scaling": "graph"}])
 def test_layer(arguments):
     _compare_layer("aot_eager", arguments)
 

@@ -101,7 +101,7 @@ def test_parameter_count(dim, heads):
 def test_layer_by_hand(batch, friction, qk_norm):
     """λ = λ*/n with n the graph's own size, γ = 1 and the factor of λ* 1 to begin with."""
     x, edge_index, ptr = batch
-    layer = _layer(lam=0.8, friction=friction, qk_norm=qk_norm)
+    layer = _layer(lam=0.8, lam_scaling="graph", friction=friction, qk_norm=qk_norm)
     flows = _flows_by_hand(layer, x, [0.8 / max(n, 1) for n in SIZES], friction=friction)
     torch.testing.assert_close(layer.flows(x, ptr), flows)
     torch.testing.assert_close(layer(x, edge_index, ptr), _layer_by_hand(layer, x, edge_index, flows, 1.0))
@@ -109,7 +109,7 @@ def test_layer_by_hand(batch, friction, qk_norm):
 
 def test_gamma_and_lam_factor_take_part(batch):
     x, edge_index, ptr = batch
-    layer = _layer(lam=0.5)
+    layer = _layer(lam=0.5, lam_scaling="graph")
     assert float(layer.gamma.detach()) == pytest.approx(1)
     assert float(layer.lam_factor.detach()) == pytest.approx(1)
     with torch.no_grad():
@@ -173,9 +173,7 @@ def test_evaluation_does_not_change_the_largest_graph(batch):
     torch.testing.assert_close(layer(x, edge_index, ptr), expected)
 
 
-@pytest.mark.parametrize(
-    "arguments", [{}, {"lam_scaling": "potential"}, {"mode": "dfi"}, {"friction": "tied"}]
-)
+@pytest.mark.parametrize("arguments", [{}, {"lam_scaling": "graph"}, {"mode": "dfi"}, {"friction": "tied"}])
 def test_a_graph_does_not_feel_its_batch_mates(batch, arguments):
     x, edge_index, ptr = batch
     layer = _layer(**arguments)
@@ -310,9 +308,9 @@ def test_narrow_heads(batch):
 def test_proximal_solver(batch):
     from sfiformer.flow import Proximal
 
-    solver = Proximal(iterations=1500, start="constant")
+    solver, soft = Proximal(iterations=1500, start="constant"), {"lam_scaling": "graph", "alpha": 0.3}
     torch.testing.assert_close(
-        _layer(solver=solver, alpha=0.3)(*batch), _layer(alpha=0.3)(*batch), atol=1e-5, rtol=0
+        _layer(solver=solver, **soft)(*batch), _layer(**soft)(*batch), atol=1e-5, rtol=0
     )
 
 
@@ -321,7 +319,7 @@ def test_proximal_solver(batch):
 def test_tiny_batches(mode, sizes):
     ptr = torch.tensor([0, *sizes]).cumsum(0)
     none = torch.empty(2, 0, dtype=torch.int64)
-    for arguments in ({}, {"lam_scaling": "largest"}):
+    for arguments in ({}, {"lam_scaling": "graph"}, {"lam_scaling": "largest"}):
         layer = _layer(mode=mode, **arguments)
         out = layer(torch.randn(sum(sizes), 12, dtype=torch.float64), none, ptr)
         assert out.shape == (sum(sizes), 12)

@@ -6,6 +6,7 @@ import pytest
 
 TINY = {
     "model.layers": 2, "model.dim": 8, "model.heads": 2, "model.pe": "none", "model.lam": 4.0,
+    "model.lam_scaling": "graph",
     "optim.warmup_epochs": 1, "trainer.epochs": 1, "data.batch_size": 40, "trainer.measure_zeros": False,
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ def recorded(batch) -> Callable[..., tuple[SFiFormer, GraphRecord]]:
 
     def make(**settings) -> tuple[SFiFormer, GraphRecord]:
         torch.manual_seed(0)
-        small = {"layers": 2, "dim": 8, "heads": 2, "pe": "none"}
+        small = {"layers": 2, "dim": 8, "heads": 2, "pe": "none", "lam_scaling": "graph"}
         model = SFiFormer.from_preset("cluster", **{**small, **settings})
         for name, parameter in model.named_parameters():  # scores that differ, strengths that are not 1
             if "query" in name or "key" in name or "raw_" in name:
@@ -68,7 +68,8 @@ def run(graphs, tmp_path_factory) -> Callable[[str], Path]:
             settings = {
                 "data.path": str(graphs), "data.root": str(root / "data"), "data.split": "column", "data.batch_size": 15,
                 "model.layers": 2, "model.dim": 8, "model.heads": 2, "model.pe": "none", "model.attention": attention,
-                "model.lam": 4.0, "trainer.epochs": 1, "trainer.accelerator": "cpu", "optim.warmup_epochs": 1,
+                "model.lam": 4.0, "model.lam_scaling": "graph",
+                "trainer.epochs": 1, "trainer.accelerator": "cpu", "optim.warmup_epochs": 1,
             }  # fmt: skip
             train(ExperimentConfig.from_preset("custom", settings), out, progress=False)
         return out

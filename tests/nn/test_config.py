@@ -48,6 +48,7 @@ def test_fitted_refuses_data_of_another_shape(settings, message):
         ({"dropout": 1.0}, r"dropout is 1.0; it must be in \[0, 1\)"),
         ({"lam": float("nan")}, "lam is nan"),
         ({"alpha": 0.0}, "alpha is 0.0"),
+        ({"solver": "proximal"}, "soft constraint; with it set lam_scaling to graph or largest"),
         ({"pe": "lappe", "dim": 16}, "must be less than 16"),
         ({"pe": "eslappe", "local": "gcn"}, "with local: gcn choose another pe"),
         ({"head": "link", "outputs": 2}, "one score a link"),

@@ -74,7 +74,9 @@ def test_the_papers_iteration_takes_as_many_steps_as_asked():
     state = GPSLayer(ModelConfig(dim=8, heads=2)).state_dict()
 
     def run(**settings):
-        layer = GPSLayer(ModelConfig(dim=8, heads=2, dropout=0.0, alpha=1.0, **settings)).eval()
+        layer = GPSLayer(
+            ModelConfig(dim=8, heads=2, dropout=0.0, lam_scaling="graph", alpha=1.0, **settings)
+        ).eval()
         layer.load_state_dict(state)
         return layer(x, torch.zeros(3, 8), Structure(EDGES, GRAPHS))[0]
 

@@ -54,7 +54,11 @@ CASES = {
     "nodes": (replace(CONFIG, head="node"), Task("node", "classification", 3), {}),
     "links": (replace(CONFIG, head="link", outputs=1), Task("link", "ranking", 1), LINKS),
     "N*": (replace(CONFIG, lam_scaling="largest", lam=30.0), Task("graph", "classification", 3), {}),
-    "proximal": (replace(CONFIG, solver="proximal"), Task("graph", "classification", 3), {}),
+    "proximal": (
+        replace(CONFIG, lam_scaling="graph", solver="proximal"),
+        Task("graph", "classification", 3),
+        {},
+    ),
 }
 
 

@@ -89,7 +89,7 @@ def padded_batch(model, task):
         ("peptides-struct", {"model.attention": "dfi"}),
         ("mnist", {"model.norm": "graph", "model.friction": "tied"}),
         ("cifar10", {"model.attention": "adjacency"}),
-        ("pattern", {"model.lam_scaling": "potential"}),
+        ("pattern", {"model.lam_scaling": "graph"}),
         ("cluster", {"model.lam_scaling": "largest"}),
     ],
 )

@@ -8,7 +8,12 @@ from sfiformer.training.zeros import zero_share
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"model.lam_scaling": "potential"}, {"model.lam_scaling": "largest"}, {"model.solver": "proximal"}],
+    [
+        {},
+        {"model.lam_scaling": "graph"},
+        {"model.lam_scaling": "largest"},
+        {"model.lam_scaling": "graph", "model.solver": "proximal"},
+    ],
 )
 @pytest.mark.parametrize("together", [1 << 23, 1])
 def test_the_share_of_zero_flows(experiment, monkeypatch, settings, together):

@@ -61,10 +61,10 @@ class SFiAttention(nn.Module):
         friction: ``"learned"``, from projections Q̃ and K̃ of its own; ``"tied"``, f ∝ exp(−s), with no parameters; or a
             callable from x [nodes, dim] to queries and keys of friction, each [nodes, heads, head_width].
         lam: λ*, which a learnable factor (1 to begin with) multiplies.
-        lam_scaling: ``"graph"``: λ = λ*/n with n the size of the query's graph; ``"largest"``, the paper's: λ = λ*/N* with N*
-            the largest graph of the batch in training, and the largest graph seen in training afterwards;
-            ``"potential"``: friction relative to the row's potential, with a hard constraint.
-        alpha: penalty of the constraint Σ z = 1.
+        lam_scaling: ``"potential"``: friction relative to the row's potential, with a hard constraint, and so of one strength
+            however the scores spread; ``"graph"``: λ = λ*/n with n the size of the query's graph; ``"largest"``, the paper's:
+            λ = λ*/N* with N* the largest graph of the batch in training, and the largest graph seen in training afterwards.
+        alpha: penalty of the constraint Σ z = 1, where it is not hard.
         qk_norm: divide the queries and keys of both scores by their root mean square over the head, which bounds the scores.
         norm: whether the LayerNorm is there.
         dropout: of the flows, in training.
@@ -85,7 +85,7 @@ class SFiAttention(nn.Module):
         attention: bool = True,
         friction: Friction = "learned",
         lam: float = 1.0,
-        lam_scaling: Literal["graph", "largest", "potential"] = "graph",
+        lam_scaling: Literal["potential", "graph", "largest"] = "potential",
         alpha: float = 0.1,
         qk_norm: bool = True,
         norm: bool = True,
@@ -94,7 +94,7 @@ class SFiAttention(nn.Module):
     ) -> None:
         super().__init__()
         _require_choice("mode", mode, ("sfi", "dfi"))
-        _require_choice("lam_scaling", lam_scaling, ("graph", "largest", "potential"))
+        _require_choice("lam_scaling", lam_scaling, ("potential", "graph", "largest"))
         if not callable(friction):
             _require_choice("friction", friction, ("learned", "tied"))
         if not (adjacency or attention):

@@ -49,10 +49,10 @@ class ModelConfig:
     """Frictions from projections of their own, or tied to the scores (f ∝ exp(−s), no extra parameters)."""
     lam: float = 1.0
     """λ*, the strength of friction."""
-    lam_scaling: Literal["graph", "largest", "potential"] = "graph"
-    """λ = λ*/n of each graph, λ*/N* of the largest (the paper's), or relative to the dense potential."""
+    lam_scaling: Literal["potential", "graph", "largest"] = "potential"
+    """λ relative to the dense potential (hard constraint), λ*/n of each graph, or λ*/N* of the largest (the paper's)."""
     alpha: float = 0.1
-    """Strength α of the penalty on Σz ≠ 1; .inf is the constraint itself."""
+    """Strength α of the penalty on Σz ≠ 1 under lam_scaling: graph and largest; .inf is the constraint itself."""
     qk_norm: bool = True
     """Scale queries and keys of sfi and dfi attention to unit root mean square, which bounds the scores."""
     attention_dropout: float = 0.0
@@ -114,6 +114,10 @@ class ModelConfig:
             raise ValueError(f"lam is {self.lam}; it must be finite and not negative")
         if not self.alpha > 0:
             raise ValueError(f"alpha is {self.alpha}; it must be positive (.inf for the hard constraint)")
+        if self.solver == "proximal" and self.lam_scaling == "potential" and self.attention == "sfi":
+            raise ValueError(
+                "solver: proximal has only a soft constraint; with it set lam_scaling to graph or largest (the paper's)"
+            )
         if self.pe in ("lappe", "rwse") and self.pe_dim >= self.dim:
             raise ValueError(
                 f"pe_dim is {self.pe_dim}; it is taken out of dim and must be less than {self.dim}"
