@@ -13,12 +13,14 @@ from batches import LAM, Batch
 
 
 class Case(NamedTuple):
-    """A batch of which both scalings will be called."""
+    """A batch that will be called."""
 
     sizes: list[int]
     heads: int
     width: int
     dtype: torch.dtype
+    on_chip: int | None = None  # nodes of a graph whose rows stay there, if not as usual
+    potential: tuple[bool, ...] = (False, True)  # in these scalings
 
 
 def compile_kernels(cases: Iterable[Case], device: torch.device) -> None:
@@ -29,7 +31,9 @@ def compile_kernels(cases: Iterable[Case], device: torch.device) -> None:
     tf32 = torch.backends.cuda.matmul.allow_tf32
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         calls = [
-            pool.submit(_call, case, device, potential, tf32) for case in cases for potential in (False, True)
+            pool.submit(_call, case, device, potential, tf32)
+            for case in cases
+            for potential in case.potential
         ]
         for call in calls:
             call.result()
@@ -37,6 +41,10 @@ def compile_kernels(cases: Iterable[Case], device: torch.device) -> None:
 
 def _call(case: Case, device: torch.device, potential: bool, tf32: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = tf32
+    if case.on_chip is not None:
+        from sfiformer.attention.kernels import launch
+
+        launch.MAX_NODES = launch.MAX_FLOAT32 = case.on_chip  # of this process alone
     batch = Batch(case.sizes, case.heads, case.width, device, case.dtype)
     call = batch.sfi(lam=LAM, scaling="potential") if potential else batch.sfi()
     call()

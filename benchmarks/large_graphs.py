@@ -26,11 +26,14 @@ NODES = 12_288  # of a batch of such graphs
 def samples(dtypes: list[torch.dtype]) -> list[Case]:
     """The smallest batches with all kernels of this file: they are compiled for multiples of 16 rows, as these are."""
     sizes = [*BORDER, kernels.MAX_NODES + 16]
-    # Single large graphs are in bfloat16 whatever is asked for.
-    kinds = [(heads, dtype) for heads in BORDER_HEADS for dtype in dtypes] + [
-        ((HEADS, WIDTH), torch.bfloat16)
+    at_the_border = [
+        Case([nodes], *heads, dtype, kernels.MAX_NODES, (False,))
+        for heads in BORDER_HEADS
+        for dtype in dtypes
+        for nodes in sizes
     ]
-    return [Case([nodes], *heads, dtype) for heads, dtype in dict.fromkeys(kinds) for nodes in sizes]
+    # Single large graphs are in bfloat16 whatever is asked for.
+    return [*at_the_border, Case([sizes[-1]], HEADS, WIDTH, torch.bfloat16)]
 
 
 def border(dtype: torch.dtype, device: torch.device, seconds: float) -> list[str]:
