@@ -58,9 +58,8 @@ def forward_kernel(
         if DROPOUT:
             z = z * kept(tl.load(seed), row_number[:, None], keys[None, :], dropout_p)
         own = tl.where(gentle, rows, n)  # no others are written
-        combine(
-            z, v + value_at, keys, out + value_at, own, n, value_stride, value_width, 1.0, WIDTH, PRECISION
-        )
+        columns = tl.where(tl.min(own, 0) < n, value_units, 0) * VALUE_UNIT  # none where no row is gentle
+        combine(z, v + value_at, keys, out + value_at, own, n, value_stride, columns, 1.0, WIDTH, PRECISION)
         level = tl.where(gentle, level, float("nan"))
         place = stats + row_number
         keep_stats(

@@ -109,6 +109,9 @@ def query_kernel(
         gentle = is_row
         if not DENSE:
             gentle = is_row & is_gentle(pivot, steep, m, norm_s, norm_u, LOG_GENTLE)
+        end = (
+            n if DENSE else tl.where(tl.max(gentle.to(tl.int32), 0) > 0, n, 0)
+        )  # no sweep where no row is gentle
         flowing = gentle & (level > 0)
         eta = tl.where(flowing, level + tl.exp(steep), 1.0)
         reference = tl.where(flowing, m - tl.log(eta), float("inf"))
@@ -134,7 +137,7 @@ def query_kernel(
             mean = tl.where(gentle, row_products(upstream, mean)[0], 0.0)  # ḡ
             pull = slope + mean * spill
         else:
-            for first in range(0, n, KEYS):
+            for first in range(0, end, KEYS):
                 keys = first + tl.arange(0, KEYS)
                 s, u, g = block_of_scores(
                     x, x_friction, upstream, q, k, q_friction, k_friction, grad_out, v, rows, keys, n, stride, width,
@@ -153,7 +156,7 @@ def query_kernel(
         share = share_of(slope, threshold, norm_u)
 
         of_q, of_q_friction = no_head(ROWS, WIDTH), no_head(ROWS, WIDTH)
-        for first in range(0, n, KEYS):
+        for first in range(0, end, KEYS):
             keys = first + tl.arange(0, KEYS)
             outside = tl.where(keys < n, 0.0, float("-inf"))[None, :]
             s, u, g = block_of_scores(
