@@ -146,10 +146,11 @@ def test_dense_attention_of_nan(name):
         ({"lam_scaling": "batch"}, "lam_scaling"),
         ({"lam": -1.0}, "lam"),
         ({"lam": math.nan}, "lam"),
-        ({"alpha": 0.0, "lam_scaling": "graph"}, "alpha"),
+        ({"alpha": 0.0}, "alpha"),
         ({"dropout": 1.5}, "dropout"),
         ({"dropout": -0.5, "mode": "dfi"}, "dropout"),
         ({"solver": "newton"}, "solver"),
+        ({"solver": "proximal"}, "lam_scaling"),
         ({"adjacency": False, "attention": False}, "adjacency"),
     ],
 )

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from sfiformer import ModelConfig
@@ -49,6 +51,10 @@ def test_fitted_refuses_data_of_another_shape(settings, message):
         ({"lam": float("nan")}, "lam is nan"),
         ({"alpha": 0.0}, "alpha is 0.0"),
         ({"solver": "proximal"}, "soft constraint; with it set lam_scaling to graph or largest"),
+        (
+            {"solver": "proximal", "lam_scaling": "graph", "alpha": math.inf},
+            "soft constraint; with it set alpha to a finite",
+        ),
         ({"pe": "lappe", "dim": 16}, "must be less than 16"),
         ({"pe": "eslappe", "local": "gcn"}, "with local: gcn choose another pe"),
         ({"head": "link", "outputs": 2}, "one score a link"),

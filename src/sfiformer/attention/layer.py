@@ -18,6 +18,7 @@ from sfiformer.attention.functional import sfi_attention
 from sfiformer.attention.heads import split_heads
 from sfiformer.attention.inputs import graph_sizes
 from sfiformer.attention.widths import by_parts, joined, resized, widened
+from sfiformer.flow import Proximal
 from sfiformer.flow.problem import Scaling, Solver
 
 Friction = Literal["learned", "tied"] | Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -64,7 +65,7 @@ class SFiAttention(nn.Module):
         lam_scaling: ``"potential"``: friction relative to the row's potential, with a hard constraint, and so of one strength
             however the scores spread; ``"graph"``: λ = λ*/n with n the size of the query's graph; ``"largest"``, the paper's:
             λ = λ*/N* with N* the largest graph of the batch in training, and the largest graph seen in training afterwards.
-        alpha: penalty of the constraint Σ z = 1, where it is not hard.
+        alpha: penalty of the constraint Σ z = 1, under ``"graph"`` and ``"largest"``; not used under ``"potential"``.
         qk_norm: divide the queries and keys of both scores by their root mean square over the head, which bounds the scores.
         norm: whether the LayerNorm is there.
         dropout: of the flows, in training.
@@ -101,6 +102,13 @@ class SFiAttention(nn.Module):
             raise ValueError("adjacency and attention are both off: nothing is left of the layer")
         if lam < 0:
             raise ValueError(f"lam must not be negative, got {lam}")
+        if not alpha > 0:
+            raise ValueError(f"alpha must be positive, got {alpha}")
+        soft = solver == "proximal" or isinstance(solver, Proximal)
+        if soft and lam_scaling == "potential" and mode == "sfi":
+            raise ValueError(
+                "solver='proximal' has only a soft constraint: use lam_scaling='graph' or 'largest'"
+            )
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
         self.dim, self.heads, self.head_width = dim, heads, head_width or dim
@@ -302,7 +310,9 @@ class SFiAttention(nn.Module):
         if self.head_width != self.dim:
             parts.append(f"head_width={self.head_width}")
         if self.mode == "sfi" and self.attention:
-            parts.append(f"lam={self.lam}, lam_scaling={self.lam_scaling!r}, alpha={self.alpha}")
+            parts.append(f"lam={self.lam}, lam_scaling={self.lam_scaling!r}")
+            if self.lam_scaling != "potential":
+                parts.append(f"alpha={self.alpha}")
         parts += [
             f"{name}=False" for name in ("adjacency", "attention", "qk_norm") if not getattr(self, name)
         ]

@@ -114,10 +114,15 @@ class ModelConfig:
             raise ValueError(f"lam is {self.lam}; it must be finite and not negative")
         if not self.alpha > 0:
             raise ValueError(f"alpha is {self.alpha}; it must be positive (.inf for the hard constraint)")
-        if self.solver == "proximal" and self.lam_scaling == "potential" and self.attention == "sfi":
-            raise ValueError(
-                "solver: proximal has only a soft constraint; with it set lam_scaling to graph or largest (the paper's)"
-            )
+        if self.solver == "proximal" and self.attention == "sfi":
+            if self.lam_scaling == "potential":
+                raise ValueError(
+                    "solver: proximal has only a soft constraint; with it set lam_scaling to graph or largest (the paper's)"
+                )
+            if math.isinf(self.alpha):
+                raise ValueError(
+                    "solver: proximal has only a soft constraint; with it set alpha to a finite number"
+                )
         if self.pe in ("lappe", "rwse") and self.pe_dim >= self.dim:
             raise ValueError(
                 f"pe_dim is {self.pe_dim}; it is taken out of dim and must be less than {self.dim}"
