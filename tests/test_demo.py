@@ -45,3 +45,12 @@ def test_the_demo(run_demo, tmp_path, monkeypatch):
     again = run_demo()
     assert "epoch 1/1" not in again
     assert "pip install 'sfiformer[plot]'" in again
+
+
+def test_runs_of_another_demo_are_not_continued(run_demo, monkeypatch):
+    run_demo()
+    monkeypatch.setattr(demo, "SETTINGS", TINY | {"model.dim": 16})
+    with pytest.raises(
+        SystemExit, match=r"model.dim: 8, and this one .*choose another folder \(--out\), or remove"
+    ):
+        run_demo()

@@ -5,6 +5,7 @@ python -m sfiformer.demo [--out DIR] [--epochs N] [--seed N]
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from torch import Tensor
 from sfiformer.config import ExperimentConfig
 from sfiformer.data.batch import GraphBatch
 from sfiformer.data.task import Task
+from sfiformer.errors import UserError
 from sfiformer.explain.record import record
 from sfiformer.nn import SFiFormer
 from sfiformer.training import Result, prepare, train
@@ -174,7 +176,10 @@ def main() -> None:
     torch.set_num_threads(1)
     out: Path = arguments.out
     config = settings(out, arguments.epochs, arguments.seed)
-    results = train_both(config, out)
+    try:
+        results = train_both(config, out)
+    except UserError as error:
+        sys.exit(f"{error} (--out), or remove {out}")
     print(f"\n{report(results)}\n")
     for name, result in results.items():
         print(f"{name}: {result.run} (metrics.csv, best/, config.yaml, …)")
