@@ -13,6 +13,7 @@ The ninth number of such a row is not a limit but its heaviest active key, and t
 import triton
 import triton.language as tl
 
+from sfiformer.attention.kernels.forward import keep_stats
 from sfiformer.attention.kernels.solving import above_pivot, expm1, flows, log1p, no_heavier, rounding
 from sfiformer.attention.kernels.streaming import scores, store_values, weigh, whole
 from sfiformer.attention.kernels.tiles import RUNTIME, kept, load_head, locate, no_head
@@ -190,12 +191,7 @@ def pivot_forward_kernel(
             out + value_at, means + value_at, slopes + value_at, rows, hard, value_stride, value_width,
             sum_z, sum_c, whole(seen_z, lost_z), whole(seen_c, lost_c), eta, u_min * 0, total, taken, VALUE_WIDTH,
         )  # fmt: skip
-        tl.store(place, pivot, mask=hard)
-        tl.store(place + stat_stride, level, mask=hard)
-        tl.store(place + 2 * stat_stride, steep, mask=hard)
-        tl.store(place + 3 * stat_stride, m, mask=hard)
-        tl.store(place + 4 * stat_stride, total, mask=hard)
-        tl.store(place + 5 * stat_stride, log_leak, mask=hard)
-        tl.store(place + 8 * stat_stride, top.to(tl.float32), mask=hard)
+        top = top.to(tl.float32)
+        keep_stats(place, stat_stride, hard, pivot, level, steep, m, total, log_leak, norm_s, norm_u, top)
         tl.store(place + 9 * stat_stride, u_min * 0 - sweeps, mask=hard)
         tl.store(place + 10 * stat_stride, pivot_key.to(tl.float32), mask=hard)
