@@ -1,4 +1,7 @@
-"""Which tiles the kernels of attention work in, by the sizes of graphs and heads and by their type. Measured on an H200."""
+"""Which tiles the kernels of attention work in, by the sizes of graphs and heads and by their type.
+
+Chosen by trials on an H200; `benchmarks/attention.py` measures the whole, kernel by kernel.
+"""
 
 from __future__ import annotations
 
