@@ -3,11 +3,12 @@
     python benchmarks/training.py [--device cpu|cuda] [--precision 32|tf32|bf16-mixed] [--shapes voc …] [--out FILE]
 
 Ours are the paper's presets (full-width heads) in the project's own training step: on a GPU gathered, padded and replayed as a
-CUDA graph ("sfi-eager": without), losses read every half second as the trainer does. PyG's is GPSConv with its own
-softmax attention (heads of width d/H) and ResGatedGraphConv, of the same depth and width (peptides: 236 in place of 235, since
-its heads must divide the width), with PyG's DataLoader ("pyg-workers": two worker processes), AdamW, and the loss read at
-every step. Gradients are clipped to norm 1; encoders, losses and heads are the same; both have the preset's positional
-encoding (ESLapPE gates every layer's messages in ours; in PyG's it is added to the node features, which is less work).
+CUDA graph ("sfi-eager": without), losses read every half second as the trainer does. "sfi-default" is the preset that we ship:
+bounded scores, friction against the potential. PyG's is GPSConv with its own softmax attention (heads of width d/H) and
+ResGatedGraphConv, of the same depth and width (peptides: 236 in place of 235: its heads must divide the width), with PyG's
+DataLoader ("pyg-workers": two worker processes), AdamW, and the loss read at every step. Gradients are clipped to norm 1;
+encoders, losses and heads are the same; both have the preset's positional encoding (ESLapPE gates every layer's messages in
+ours; in PyG's it is added to the node features, which is less work).
 
 All models train on the same generated graphs, in this process, and take turns, an epoch each. The time is the median over
 whole epochs, gathering of batches and reading of losses included, the device waited for at the ends only. What comes before
@@ -26,7 +27,7 @@ import math
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -44,13 +45,16 @@ MIB = 2**20
 PROFILED = 4  # steps, at most
 SFI, PYG = "sfi", "pyg"
 ON_CPU = [SFI, "dfi", "softmax", PYG]
-MODELS = [SFI, "sfi-eager", "dfi", "softmax", PYG, "pyg-workers"]
+MODELS = [SFI, "sfi-default", "sfi-eager", "dfi", "softmax", PYG, "pyg-workers"]
 
 
 def make(name: str, problem: Problem, device: torch.device) -> Loop:
     if name.startswith(PYG):
         return PyG(problem, device, workers=2 if name == "pyg-workers" else 0)
-    return Ours(problem, name.removesuffix("-eager"), device, capture=name != "sfi-eager")
+    if name == "sfi-default":
+        return Ours(problem, problem.defaults, device)
+    model = replace(problem.config.model, attention=name.removesuffix("-eager"))
+    return Ours(problem, model, device, capture=name != "sfi-eager")
 
 
 @dataclass

@@ -16,6 +16,7 @@ from sfiformer.config import ExperimentConfig
 from sfiformer.data import GraphStore
 from sfiformer.data.synthetic import cluster
 from sfiformer.data.task import Task
+from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.encoders import ATOM_VOCABULARY, BOND_VOCABULARY
 from sfiformer.training.inference import encodings_of
 from sfiformer.training.objectives import DATASETS
@@ -33,6 +34,7 @@ class Problem:
     """The graphs of one shape, and the experiment that is done on them."""
 
     config: ExperimentConfig
+    defaults: ModelConfig  # of the preset without "-paper"
     task: Task
     store: GraphStore
 
@@ -50,7 +52,8 @@ class Problem:
         else:
             sizes = np.array(SHAPES[shape].sizes(graphs))
             store = {"voc": _superpixels, "peptides": _molecules, "mnist": _digits}[shape](rng, sizes)
-        return cls(config, DATASETS[config.data.name][0], _encoded(rng, store, config))
+        defaults = ExperimentConfig.from_preset(PRESETS[shape].removesuffix("-paper"), {}).model
+        return cls(config, defaults, DATASETS[config.data.name][0], _encoded(rng, store, config))
 
 
 def _encoded(rng: np.random.Generator, store: GraphStore, config: ExperimentConfig) -> GraphStore:

@@ -62,9 +62,9 @@ class Ours(Loop):
     """The project's own training step, as `Trainer` does it; on a GPU captured, unless told not to."""
 
     def __init__(
-        self, problem: Problem, attention: str, device: torch.device, *, capture: bool = True
+        self, problem: Problem, model: ModelConfig, device: torch.device, *, capture: bool = True
     ) -> None:
-        config = replace(problem.config, model=replace(problem.config.model, attention=attention))
+        config = replace(problem.config, model=model)
         fabric = make_fabric(config.trainer)
         fabric.launch()
         torch.manual_seed(0)
