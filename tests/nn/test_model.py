@@ -216,6 +216,19 @@ def test_load_dense_starts_the_sparse_model_from_the_dense_one():
     assert "friction_query" in str(report)
 
 
+@pytest.mark.parametrize("scalings", [("largest", "potential"), ("graph", "largest"), ("largest", "largest")])
+def test_load_dense_does_not_ask_how_friction_would_have_scaled(scalings):
+    dense, sparse = (
+        SFiFormer(ModelConfig(**SMALL, attention=attention, lam_scaling=scaling))
+        for attention, scaling in zip(("dfi", "sfi"), scalings, strict=True)
+    )
+    report = load_dense(sparse, dense.state_dict())
+    assert not any("largest" in key for key in report.loaded)
+    for key in report.loaded:
+        assert torch.equal(sparse.state_dict()[key], dense.state_dict()[key]), key
+    assert set(report.loaded) | set(report.fresh) == set(sparse.state_dict())
+
+
 def test_load_dense_refuses_another_model():
     sparse = SFiFormer(ModelConfig(**SMALL))
     before = {key: value.clone() for key, value in sparse.state_dict().items()}

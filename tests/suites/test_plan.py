@@ -4,10 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from sfiformer.config import ExperimentConfig
 from sfiformer.errors import UserError
+from sfiformer.nn import SFiFormer, load_dense
 from sfiformer.suites.plan import as_text, differences, plan, select
+from sfiformer.suites.suite import read_suite, suite_names
 
 
 def test_runs_are_the_products_once_each_and_sources_come_first(runs):
@@ -18,6 +21,16 @@ def test_runs_are_the_products_once_each_and_sources_come_first(runs):
         if run.model == "plus":
             assert run.needs == name.replace("plus", "dfi")
             assert names.index(run.needs) < names.index(name)
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_what_a_run_of_ours_starts_from_fits_it(name):
+    runs = plan(read_suite(name))
+    pairs = {(run.dataset, run.model): run for run in runs.values() if run.needs}
+    for run in pairs.values():
+        with torch.device("meta"):
+            sparse, dense = SFiFormer(run.config.model), SFiFormer(runs[run.needs].config.model)
+        assert load_dense(sparse, dense.state_dict()).fresh, run.name
 
 
 def test_later_settings_win(suite):

@@ -98,7 +98,7 @@ def load_dense(model: SFiFormer, state: Mapping[str, Tensor]) -> LoadReport:
     """Start SFi-Former+ from the state of a trained DFi-Former.
 
     What the two share is loaded into `model`; what only sparse flows have (the friction projections, the
-    multiplier of λ*) keeps its fresh values.
+    multiplier of λ*) keeps its fresh values. How λ scales may differ: a dense model has no use for it.
 
     A state that is not of the model's dense twin is an error, and leaves the model as it was.
     """
@@ -107,8 +107,14 @@ def load_dense(model: SFiFormer, state: Mapping[str, Tensor]) -> LoadReport:
     with torch.device("meta"):
         twin = SFiFormer(replace(model.config, attention="dfi")).state_dict()
     own = model.state_dict()
+    twin, state = (_without_friction(values) for values in (twin, state))
     if problem := mismatch(twin, state):
         raise ValueError(f"the state is not of this model's dense twin, attention: dfi: {problem}")
     loaded = [key for key in own if key in twin]
     model.load_state_dict({key: state[key] for key in loaded}, strict=False)
     return LoadReport(loaded, [key for key in own if key not in twin])
+
+
+def _without_friction(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A dense model's state, less the N* of the paper's λ*/N*, of which it has seen none."""
+    return {key: value for key, value in state.items() if not key.endswith(".attention.largest")}
