@@ -38,6 +38,28 @@ def test_the_share_of_zero_flows(experiment, monkeypatch, settings, together):
     assert len(entries) == 2 * 2 * int((sizes**2).sum())  # layers, heads, pairs
 
 
+def test_of_a_large_graph_some_queries_are_looked_at(experiment, monkeypatch):
+    monkeypatch.setattr("sfiformer.training.zeros.QUERIES", 12)
+    prepared = prepare(experiment({"model.lam": 20.0, "model.layers": 1}))
+    model, batch = SFiFormer(prepared.config.model).eval(), prepared.stores["val"].batch([0, 1])
+    assert min(batch.ptr.diff()) > 12
+    with torch.no_grad():
+        flows = model.layers[0].attention.flows(model.encoder(batch)[0], batch.ptr)
+    rows = [z[:, [i * z.shape[-1] // 12 for i in range(12)]].flatten() for z in flows]
+    assert zero_share(model, batch) == pytest.approx((torch.cat(rows) == 0).double().mean().item(), abs=1e-4)
+
+
+def test_what_underflows_is_no_zero(experiment):
+    prepared = prepare(experiment({"model.lam": 0.0, "model.layers": 1, "model.qk_norm": False}))
+    model, batch = SFiFormer(prepared.config.model).eval(), prepared.stores["val"].batch([0])
+    attention = model.layers[0].attention
+    with torch.no_grad():
+        attention.query.weight *= 3000
+        flows = attention.flows(model.encoder(batch)[0], batch.ptr)
+    assert (flows[0] == 0).any()
+    assert zero_share(model, batch) == 0
+
+
 def test_dense_attention_has_none_and_the_mode_is_left_as_it_was(experiment):
     prepared = prepare(experiment({"model.attention": "dfi"}))
     batch = prepared.stores["val"].batch([0])

@@ -1,7 +1,5 @@
 """How sparse the attention is."""
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
@@ -10,14 +8,18 @@ from sfiformer.data.batch import GraphBatch
 from sfiformer.flow import flows_from_scores
 from sfiformer.nn.model import SFiFormer
 
-TOGETHER = 1 << 23  # flows that are solved for at a time; about fifteen tensors of that size are alive then
+TOGETHER = (
+    1 << 22
+)  # flows that are solved for at a time, in float64; about fifteen tensors of that size are alive then
+QUERIES = 1024  # of a graph that are looked at, evenly spread, where it has more
 
 
 @torch.no_grad()
 def zero_share(model: SFiFormer, batch: GraphBatch) -> float | None:
     """The share of flows that are exactly zero, over all layers, heads and node pairs of a batch.
 
-    None where the model has no sfi attention: a dense flow has no zeros but those of underflow.
+    Zero is what friction stops, not what underflows: flows are solved for in float64. None where the model has no sfi
+    attention.
     """
     layers = [m for m in model.modules() if isinstance(m, SFiAttention) and m.attention and m.mode == "sfi"]
     if not layers or batch.num_nodes == 0:
@@ -32,18 +34,20 @@ def zero_share(model: SFiFormer, batch: GraphBatch) -> float | None:
     try:
         model.eval()
         model(batch)
-        return _share(inputs, batch.ptr)
+        if layers[0].solver == "exact":
+            return _exact(inputs, batch.ptr)
+        return _iterated(inputs, batch.ptr)
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
 
 
-def _share(inputs: dict[SFiAttention, Tensor], ptr: Tensor) -> float:
+def _exact(inputs: dict[SFiAttention, Tensor], ptr: Tensor) -> float:
     """Of the layers of one model, given their inputs [N, dim].
 
-    For a GPU this is much small work: the flows of a graph are solved for in all layers at once, and counts are read at
-    the end. Only the iteration takes one layer at a time, since its random start depends on what it is given.
+    For a GPU this is much small work: the flows of all graphs and layers are solved for at once, graphs padded to the size of
+    the largest, as far as there is room; and counts are read at the end.
     """
     layer, *_ = inputs
     scores = zip(*(layer.scores(x) for layer, x in inputs.items()), strict=True)
@@ -51,16 +55,40 @@ def _share(inputs: dict[SFiAttention, Tensor], ptr: Tensor) -> float:
     strengths = [layer.strengths(ptr, x) for layer, x in inputs.items()]
     lam = torch.stack([torch.as_tensor(each.lam).expand(len(ptr) - 1) for each in strengths])
     _, alpha, scaling, solver = strengths[0]
-    most = TOGETHER if solver == "exact" else 1
-    zeros, pairs = ptr.new_zeros(()), 0
-    for graph, (start, end) in enumerate(pairwise(ptr.tolist())):
-        together = max(1, most // max(1, layer.heads * (end - start) ** 2))
-        for first in range(0, len(inputs), together):
-            some = slice(first, first + together)
-            q, k, q_friction, k_friction = (part[some, :, start:end] for part in parts)
-            s, u = q @ k.mT * layer.scale, q_friction @ k_friction.mT * layer.scale  # [layers, heads, n, n]
-            strength = lam[some, graph, None, None]
-            z = flows_from_scores(s, u, lam=strength, alpha=alpha, scaling=scaling, solver=solver)
-            zeros += (z == 0).sum()
-            pairs += z.numel()
+    sizes = ptr.diff()
+    numbers, matrices = sizes.tolist(), len(inputs) * layer.heads
+    zeros, pairs = ptr.new_zeros(()), sum(matrices * min(n, QUERIES) * n for n in numbers)
+    for graphs in _groups(numbers, matrices):
+        own, starts, largest = sizes[graphs, None], ptr[graphs, None], max(numbers[graphs])
+        place = torch.arange(largest, device=ptr.device)
+        inside, keys = place < own, (starts + place).clamp(max=int(ptr[-1]) - 1)  # [graphs, n]
+        for some in place[:QUERIES].split(max(1, TOGETHER // (matrices * len(own) * largest))):
+            is_query = some < own
+            queries = starts + torch.where(own > QUERIES, some * own // QUERIES, some * is_query)
+            at = (queries, keys, queries, keys)
+            q, k, q_friction, k_friction = (part[:, :, nodes] for part, nodes in zip(parts, at, strict=True))
+            s, u = (x @ y.mT * layer.scale for x, y in ((q, k), (q_friction, k_friction)))
+            z = flows_from_scores(
+                s.double(),  # [layers, heads, graphs, queries, n]
+                u.double(),
+                lam=lam[:, None, graphs, None],
+                alpha=alpha,
+                scaling=scaling,
+                solver=solver,
+                mask=inside[:, None, :].expand_as(s),
+            )
+            zeros += ((z == 0) & is_query[:, :, None] & inside[:, None, :]).sum()
     return int(zeros) / pairs
+
+
+def _groups(sizes: list[int], matrices: int) -> list[slice]:
+    """All graphs at once, or where there is no room for that one after the other."""
+    if len(sizes) * matrices * min(max(sizes), QUERIES) * max(sizes) <= TOGETHER:
+        return [slice(0, len(sizes))]
+    return [slice(graph, graph + 1) for graph, size in enumerate(sizes) if size]
+
+
+def _iterated(inputs: dict[SFiAttention, Tensor], ptr: Tensor) -> float:
+    """Likewise for the paper's iteration, whose random start depends on what it is given: as the layers give it."""
+    flows = [z for layer, x in inputs.items() for z in layer.flows(x, ptr)]
+    return sum(int((z == 0).sum()) for z in flows) / sum(z.numel() for z in flows)
