@@ -96,16 +96,13 @@ class RankingMetric(Metric):
         self.labels.append(torch.where(present_labels(target), target, -1).reshape(-1).float())
 
     def compute(self) -> float:
-        # On the host: a score is many small operations, and some wait for the one before.
+        # On the host: a score is many small operations.
         scores = _joined(self.scores).view(-1, self.targets).cpu()
         labels = _joined(self.labels).view(-1, self.targets).cpu()
-        values = []
-        for column in range(self.targets):
-            present = labels[:, column] >= 0
-            hits, misses = _ranking(scores[present, column], labels[present, column])
-            if hits[-1] > 0 and misses[-1] > 0:
-                values.append(float(self.score(hits, misses)))
-        return sum(values) / len(values) if values else NAN
+        hits, misses = _ranking(scores, labels)
+        both = (hits[-1] > 0) & (misses[-1] > 0)
+        values = self.score(hits[:, both], misses[:, both])
+        return float(values.mean()) if len(values) else NAN
 
 
 def average_precision(targets: int = 1) -> RankingMetric:
@@ -152,21 +149,26 @@ def _joined(parts: list[Tensor] | Tensor) -> Tensor:
 
 
 def _ranking(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """How many positives and how many negatives there are down to each score, from none of them to all, [steps + 1].
+    """How many positives and how many negatives of each target there are down to each score, [R + 1, T] from none to all.
 
-    Equal scores are one step.
+    From scores [R, T] and labels 1, 0 or −1, which is none. Equal scores are one step: all have what is down to the last.
     """
-    scores, order = scores.sort(descending=True)
-    steps = scores.unique_consecutive(return_counts=True)[1]
-    rows = F.pad(steps.cumsum(0), (1, 0))
-    hits = F.pad(labels[order].double().cumsum(0), (1, 0))[rows]
-    return hits, rows - hits
+    scores, order = scores.sort(0, descending=True)
+    labels = labels.gather(0, order)
+    rows = torch.arange(len(scores)).unsqueeze(1).expand(scores.shape)
+    ends = torch.cat([scores[:-1] != scores[1:], torch.ones_like(scores[:1], dtype=torch.bool)])
+    last = (
+        torch.where(ends, rows, len(scores)).flip(0).cummin(0).values.flip(0)
+    )  # of those with the same score
+    down_to = ((labels == kind).double().cumsum(0).gather(0, last) for kind in (1, 0))
+    hits, misses = (F.pad(count, (0, 0, 1, 0)) for count in down_to)
+    return hits, misses
 
 
 def _average_precision(hits: Tensor, misses: Tensor) -> Tensor:
-    precision = hits[1:] / (hits + misses)[1:]
-    return (hits.diff() * precision).sum() / hits[-1]
+    precision = hits[1:] / (hits + misses)[1:].clamp(min=1)  # none yet where those above have no label
+    return (hits.diff(dim=0) * precision).sum(0) / hits[-1]
 
 
 def _roc_auc(hits: Tensor, misses: Tensor) -> Tensor:
-    return torch.trapezoid(hits, misses) / (hits[-1] * misses[-1])
+    return torch.trapezoid(hits, misses, dim=0) / (hits[-1] * misses[-1])
