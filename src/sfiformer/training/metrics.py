@@ -16,6 +16,7 @@ from torchmetrics.wrappers.abstract import WrapperMetric
 from .losses import present_labels
 
 NAN = float("nan")
+TOGETHER = 1 << 21  # scores that are ranked at a time
 
 
 class ClassMetric(WrapperMetric):
@@ -99,10 +100,19 @@ class RankingMetric(Metric):
         # On the host: a score is many small operations.
         scores = _joined(self.scores).view(-1, self.targets).cpu()
         labels = _joined(self.labels).view(-1, self.targets).cpu()
+        together = max(1, TOGETHER // max(1, len(scores)))
+        values = [
+            self._values(*some)
+            for some in zip(scores.split(together, 1), labels.split(together, 1), strict=True)
+        ]
+        defined = torch.cat(values)
+        return float(defined.mean()) if len(defined) else NAN
+
+    def _values(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Of some targets: of those that have both classes."""
         hits, misses = _ranking(scores, labels)
         both = (hits[-1] > 0) & (misses[-1] > 0)
-        values = self.score(hits[:, both], misses[:, both])
-        return float(values.mean()) if len(values) else NAN
+        return self.score(hits[:, both], misses[:, both])
 
 
 def average_precision(targets: int = 1) -> RankingMetric:
