@@ -9,6 +9,7 @@ from sfiformer.data import GraphStore
 from sfiformer.data.shapes import Ladder
 from sfiformer.nn.encoders import ATOM_VOCABULARY, BOND_VOCABULARY
 
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 SIZES = (9, 14, 20, 12, 17, 11)  # nodes
 
 
@@ -32,11 +33,12 @@ def store():
     )
 
 
-def test_one_graph_serves_padded_batches_of_all_sizes(store, monkeypatch):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+def test_one_graph_serves_padded_batches_of_all_sizes(store, monkeypatch, device):
     monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
     quiet = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0, "sign_flip": False}
     torch.manual_seed(0)
-    model = SFiFormer.from_preset("peptides-func", layers=1, dim=12, heads=2, pe_dim=4, **quiet)
+    model = SFiFormer.from_preset("peptides-func", layers=1, dim=12, heads=2, pe_dim=4, **quiet).to(device)
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     ladder = Ladder(store, 3)
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -54,7 +56,7 @@ def test_one_graph_serves_padded_batches_of_all_sizes(store, monkeypatch):
     for graphs in ([1, 2, 4], [0], [3, 5]):
         shape = ladder.shape(np.array(graphs))
         shapes.add((shape.graphs, shape.nodes, shape.edges))
-        batch = store.batch(graphs, shape)
+        batch = store.batch(graphs, shape).to(device)
         for left, right in zip(run(model, batch), run(compiled, batch), strict=True):
             torch.testing.assert_close(left, right)
     assert len(shapes) > 1

@@ -22,8 +22,7 @@ class Branches:
     """
 
     def __init__(self, kind: str, like: Tensor) -> None:
-        capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
-        self.trunk = torch.cuda.current_stream(like.device) if capturing else None
+        self.trunk = torch.cuda.current_stream(like.device) if _capturing(like) else None
         self.kind = kind
         self.used: list[torch.cuda.Stream] = []
 
@@ -44,6 +43,12 @@ class Branches:
         for side in self.used:
             self.trunk.wait_stream(side)
         _shared(self.trunk, outputs)
+
+
+def _capturing(like: Tensor) -> bool:
+    """Whether a CUDA graph is being captured; the compiler cannot follow the question, and makes no branches."""
+    compiling = torch.compiler.is_compiling()
+    return like.is_cuda and not compiling and torch.cuda.is_current_stream_capturing()
 
 
 def _shared(stream: torch.cuda.Stream, tensors: tuple[Tensor | None, ...]) -> None:
