@@ -4,15 +4,11 @@ On a machine without a GPU the kernels run in Triton's interpreter (slow, so on 
 """
 
 import math
-import os
 
 import pytest
 import torch
 
 GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
-
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 from packing import margins, poisoned  # noqa: E402

@@ -1,14 +1,9 @@
 """Heads out of a joint product: the kernels against a definition in float64, with its gradient by autograd."""
 
-import os
-
 import pytest
 import torch
 
 GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
-
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 from sfiformer.attention import heads  # noqa: E402

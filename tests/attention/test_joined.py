@@ -1,15 +1,10 @@
 """Joint weights of several layers: the kernels against slices of a zero matrix, one by one."""
 
-import os
-
 import pytest
 import torch
 from torch import nn
 
 GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
-
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 from sfiformer.attention import widths  # noqa: E402

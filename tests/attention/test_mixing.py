@@ -3,16 +3,11 @@
 On a machine without a GPU the kernels run in Triton's interpreter (whose bfloat16 is wrong).
 """
 
-import os
-
 import pytest
 import torch
 from torch.nn import functional as F
 
 GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
-
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 from sfiformer import SFiAttention  # noqa: E402

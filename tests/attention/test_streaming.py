@@ -4,24 +4,16 @@ On a machine without a GPU they run in Triton's interpreter, where every graph i
 """
 
 import math
-import os
 
 import pytest
 import torch
 
-GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+from kernel_cases import DEVICE, GPU, SCALINGS
+from packing import margins, other_last_bits, poisoned
+from sfiformer.attention import dfi_attention, fused, kernels, sfi_attention, widths
+from sfiformer.attention.kernels import launch
+from sfiformer.attention.packed import packed_attention
 
-pytest.importorskip("triton", reason="the kernels need Triton")
-
-from packing import margins, other_last_bits, poisoned  # noqa: E402
-from sfiformer.attention import dfi_attention, fused, kernels, sfi_attention, widths  # noqa: E402
-from sfiformer.attention.kernels import launch  # noqa: E402
-from sfiformer.attention.packed import packed_attention  # noqa: E402
-
-DEVICE = "cuda" if GPU else "cpu"
-SCALINGS = [(0.1, False), (math.inf, False), (0.1, True)]  # alpha, potential
 on_gpu = pytest.mark.skipif(not GPU, reason="no GPU")
 
 

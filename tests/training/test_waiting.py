@@ -4,15 +4,10 @@ Fake tensors have shapes and no values, so whatever asks for a value raises. Thi
 are on a CPU, and what a GPU would be given instead is asked for here.
 """
 
-import os
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import clip_grads_with_norm_
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 

@@ -167,9 +167,8 @@ def _ranking(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     labels = labels.gather(0, order)
     rows = torch.arange(len(scores)).unsqueeze(1).expand(scores.shape)
     ends = torch.cat([scores[:-1] != scores[1:], torch.ones_like(scores[:1], dtype=torch.bool)])
-    last = (
-        torch.where(ends, rows, len(scores)).flip(0).cummin(0).values.flip(0)
-    )  # of those with the same score
+    # The last row with the same score.
+    last = torch.where(ends, rows, len(scores)).flip(0).cummin(0).values.flip(0)
     down_to = ((labels == kind).double().cumsum(0).gather(0, last) for kind in (1, 0))
     hits, misses = (F.pad(count, (0, 0, 1, 0)) for count in down_to)
     return hits, misses

@@ -8,9 +8,8 @@ from sfiformer.data.batch import GraphBatch
 from sfiformer.flow import flows_from_scores
 from sfiformer.nn.model import SFiFormer
 
-TOGETHER = (
-    1 << 22
-)  # flows that are solved for at a time, in float64; about fifteen tensors of that size are alive then
+# Flows that are solved for at a time, in float64; about fifteen tensors of that size are alive then.
+TOGETHER = 1 << 22
 QUERIES = 1024  # of a graph that are looked at, evenly spread, where it has more
 
 
@@ -54,7 +53,7 @@ def _exact(inputs: dict[SFiAttention, Tensor], ptr: Tensor) -> float:
     parts = [torch.stack(part).transpose(1, 2) for part in scores]  # [layers, heads, N, width]
     strengths = [layer.strengths(ptr, x) for layer, x in inputs.items()]
     lam = torch.stack([torch.as_tensor(each.lam).expand(len(ptr) - 1) for each in strengths])
-    _, alpha, scaling, solver = strengths[0]
+    _, alpha, scaling, _ = strengths[0]
     sizes = ptr.diff()
     numbers, matrices = sizes.tolist(), len(inputs) * layer.heads
     last = sum(numbers) - 1  # node: what is read beyond a graph is left out later
@@ -75,7 +74,6 @@ def _exact(inputs: dict[SFiAttention, Tensor], ptr: Tensor) -> float:
                 lam=lam[:, None, graphs, None],
                 alpha=alpha,
                 scaling=scaling,
-                solver=solver,
                 mask=inside[:, None, :].expand_as(s),
             )
             zeros += ((z == 0) & is_query[:, :, None] & inside[:, None, :]).sum()

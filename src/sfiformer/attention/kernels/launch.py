@@ -33,7 +33,9 @@ from sfiformer.attention.kernels.tiling import (
     unit,
 )
 
-MAX_FLOAT32 = 512  # as MAX_NODES, with friction in float32: streaming took as long beyond it, and takes less shared memory
+MAX_FLOAT32 = (
+    512  # as MAX_NODES, with friction in float32: beyond it, streaming takes less time and shared memory
+)
 FEW = 264  # programs of a head that look for rows which are not gentle, as a rule in vain: two for each processor of an H200
 
 

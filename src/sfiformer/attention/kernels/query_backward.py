@@ -109,9 +109,8 @@ def query_kernel(
         gentle = is_row
         if not DENSE:
             gentle = is_row & is_gentle(pivot, steep, m, norm_s, norm_u, LOG_GENTLE)
-        end = (
-            n if DENSE else tl.where(tl.max(gentle.to(tl.int32), 0) > 0, n, 0)
-        )  # no sweep where no row is gentle
+        # No sweep where no row is gentle.
+        end = n if DENSE else tl.where(tl.max(gentle.to(tl.int32), 0) > 0, n, 0)
         flowing = gentle & (level > 0)
         eta = tl.where(flowing, level + tl.exp(steep), 1.0)
         reference = tl.where(flowing, m - tl.log(eta), float("inf"))
