@@ -3,9 +3,9 @@
 from torch import Tensor, nn
 
 from sfiformer.attention import SFiAttention
-from sfiformer.attention.branches import Branches
 from sfiformer.attention.dropout import Dropout
 from sfiformer.attention.widths import by_parts, resized
+from sfiformer.branches import Branches
 from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfiformer.attention.branches import Branches
 from sfiformer.attention.kernels import MAX_NODES
 from sfiformer.attention.kernels.chip_backward import chip_query_kernel
 from sfiformer.attention.kernels.forward import forward_kernel, steep_forward_kernel
@@ -32,6 +31,7 @@ from sfiformer.attention.kernels.tiling import (
     stream_tiles,
     unit,
 )
+from sfiformer.branches import Branches
 
 MAX_FLOAT32 = (
     512  # as MAX_NODES, with friction in float32: beyond it, streaming takes less time and shared memory
