@@ -50,6 +50,9 @@ class Checkpoints:
         self.best: str | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: Future[None] | None = None
+        self._copies: tuple[Snapshot, dict[str, Any]] | None = (
+            None  # so that this thread frees them, not that one
+        )
 
     def open(self) -> dict[str, Any] | None:
         """The state of `last`, with links and folders put right; None where there is no checkpoint yet."""
@@ -78,8 +81,8 @@ class Checkpoints:
         """
         self.wait()
         # In host memory: a CUDA graph may be captured meanwhile, and then no other thread may touch the GPU.
-        copies = Snapshot(model), on_host(state)
-        self._under_way = self._thread.submit(self.save, *copies, epoch=epoch, step=step, best=best)
+        self._copies = Snapshot(model), on_host(state)
+        self._under_way = self._thread.submit(self.save, *self._copies, epoch=epoch, step=step, best=best)
 
     def wait(self) -> None:
         """Until the write under way, if there is one, is on the disk: from then on `last` and `best` tell of it.
@@ -96,6 +99,7 @@ class Checkpoints:
     def close(self) -> None:
         """Wait for the last write, and raise as `wait` does; none can begin from now on."""
         self._thread.shutdown()
+        self._copies = None
         self.wait()
 
     def save(
@@ -155,8 +159,13 @@ class Snapshot(Pretrained):
 
 
 def on_host(values: Any) -> Any:
-    """A copy of nested dicts and lists, with all tensors in them copied to host memory."""
-    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), values)
+    """A copy of nested dicts and lists, with all tensors in them copied to host memory (those of a GPU all at once)."""
+    copies = tree_map_only(
+        Tensor, lambda tensor: tensor.detach().to("cpu", copy=True, non_blocking=True), values
+    )
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
+    return copies
 
 
 def read_state(folder: Path) -> dict[str, Any]:
