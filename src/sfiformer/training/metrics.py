@@ -97,9 +97,8 @@ class RankingMetric(Metric):
         self.labels.append(torch.where(present_labels(target), target, -1).reshape(-1).float())
 
     def compute(self) -> float:
-        # On the host: a score is many small operations.
-        scores = _joined(self.scores).view(-1, self.targets).cpu()
-        labels = _joined(self.labels).view(-1, self.targets).cpu()
+        scores = _joined(self.scores).view(-1, self.targets)
+        labels = _joined(self.labels).view(-1, self.targets)
         together = max(1, TOGETHER // max(1, len(scores)))
         values = [
             self._values(*some)
@@ -165,7 +164,7 @@ def _ranking(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     scores, order = scores.sort(0, descending=True)
     labels = labels.gather(0, order)
-    rows = torch.arange(len(scores)).unsqueeze(1).expand(scores.shape)
+    rows = torch.arange(len(scores), device=scores.device).unsqueeze(1).expand(scores.shape)
     ends = torch.cat([scores[:-1] != scores[1:], torch.ones_like(scores[:1], dtype=torch.bool)])
     # The last row with the same score.
     last = torch.where(ends, rows, len(scores)).flip(0).cummin(0).values.flip(0)
