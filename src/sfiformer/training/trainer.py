@@ -227,7 +227,8 @@ class Trainer:
         if not self.config.trainer.measure_zeros:
             return None
         store = self.stores.get("val", self.stores["train"])
-        return zero_share(self.model, store.batch(range(min(ZERO_GRAPHS, len(store)))).to(self.device))
+        batch = store.batch(range(min(ZERO_GRAPHS, len(store)))).to(self.device)
+        return zero_share(self.model, batch, autocast=self.fabric.autocast)
 
     def _checkpoint(self, *, best: bool = False, record: Record | None = None, wait: bool = False) -> None:
         if self.writers is not None:

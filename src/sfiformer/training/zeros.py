@@ -1,5 +1,8 @@
 """How sparse the attention is."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -14,11 +17,14 @@ QUERIES = 1024  # of a graph that are looked at, evenly spread, where it has mor
 
 
 @torch.no_grad()
-def zero_share(model: SFiFormer, batch: GraphBatch) -> float | None:
+def zero_share(
+    model: SFiFormer, batch: GraphBatch, *, autocast: Callable[[], AbstractContextManager] = nullcontext
+) -> float | None:
     """The share of flows that are exactly zero, over all layers, heads and node pairs of a batch (of large graphs some rows).
 
     Zero is what friction stops, not what underflows: exact flows are solved for in float64, where it takes scores that range
-    over 700 and more. None where the model has no sfi attention.
+    over 700 and more. `autocast` is for the model, whose kernels then are those of its training. None where the model has no
+    sfi attention.
     """
     layers = [m for m in model.modules() if isinstance(m, SFiAttention) and m.attention and m.mode == "sfi"]
     if not layers or batch.num_nodes == 0:
@@ -32,7 +38,8 @@ def zero_share(model: SFiFormer, batch: GraphBatch) -> float | None:
     training = model.training
     try:
         model.eval()
-        model(batch)
+        with autocast():
+            model(batch)
         if layers[0].solver == "exact":
             return _exact(inputs, batch.ptr)
         return _iterated(inputs, batch.ptr)
