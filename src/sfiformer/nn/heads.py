@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfiformer.attention.dropout import dropped
+from sfiformer.attention.widths import by_parts, resized
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS
 from sfiformer.nn.partition import Partition
@@ -24,11 +25,14 @@ class MLP(nn.Module):
         self.out = nn.Linear(dim, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        # At widths that the device likes: the columns behind a layer's own are 0, and stay so.
         for linear in self.hidden:
-            x = self.activation(linear(dropped(x, self.dropout, self.training)))
+            assert isinstance(linear, nn.Linear)
+            x = self.activation(by_parts(dropped(x, self.dropout, self.training), [linear]).flatten(1))
             if self.l2norm:
                 x = F.normalize(x, dim=-1)
-        return self.out(dropped(x, self.dropout, self.training))
+        x = by_parts(dropped(x, self.dropout, self.training), [self.out]).flatten(1)
+        return resized(x, self.out.out_features)
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, l2norm={self.l2norm}"
