@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from sfiformer.attention import Adjacency, EdgeOrder
 from sfiformer.attention.inputs import graph_sizes
+from sfiformer.attention.widths import by_parts, resized
+from sfiformer.branches import Branches
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.partition import Partition, Structure
 
@@ -14,6 +16,13 @@ from sfiformer.nn.partition import Partition, Structure
 # hybridisation, aromatic, in a ring. Bonds: type, stereo, conjugated.
 ATOM_VOCABULARY = (119, 5, 12, 12, 10, 6, 6, 2, 2)
 BOND_VOCABULARY = (5, 6, 2)
+
+# Of a batch, by positional encoding.
+FIELDS = {
+    "lappe": ("lappe_vectors", "lappe_values"),
+    "eslappe": ("eslappe_vectors",),
+    "rwse": ("rwse",),
+}
 
 PRODUCT_ROWS = 1024  # of tables that a GPU multiplies with: beyond, most of the product would be zeros
 
@@ -144,7 +153,14 @@ class LapPE(nn.Module):
         pairs[..., 0].mul_(vectors)
         absent = pairs.isnan().any(-1, keepdim=True)  # [N, k, 1]
         pairs = pairs.masked_fill(absent, 0.0).to(next(self.phi.parameters()).dtype)
-        return self.phi(pairs).masked_fill(absent, 0.0).sum(1)
+        return self._phi(pairs.flatten(0, 1)).view(*vectors.shape, self.dim).masked_fill(absent, 0.0).sum(1)
+
+    def _phi(self, pairs: Tensor) -> Tensor:
+        first, activation, last, _ = self.phi
+        assert isinstance(first, nn.Linear)
+        assert isinstance(last, nn.Linear)
+        hidden = activation(by_parts(pairs, [first]).flatten(1))
+        return activation(resized(by_parts(hidden, [last]).flatten(1), self.dim))
 
     def extra_repr(self) -> str:
         return f"{self.dim}, sign_flip={self.sign_flip}"
@@ -176,27 +192,43 @@ class FeatureEncoder(nn.Module):
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, Structure]:
         edge_index = batch.edge_index
         graphs = Partition.of(batch, batch.num_nodes, edge_index.device)
+        dtype = next(self.node.parameters()).dtype
+        branches = Branches("encoding", edge_index)  # edges and positions beside nodes
+        with branches.next(edge_index):
+            order, adjacency = self._neighbours(batch, dtype)
+        with branches.next(getattr(batch, "edge_attr", None)):
+            e = (
+                None
+                if self.edge is None
+                else self._features(self.edge, batch, "edge_attr", edge_index.size(1))
+            )
+        with branches.next(*(getattr(batch, field, None) for field in FIELDS.get(self.pe, ())), *graphs[:2]):
+            position = self._position(batch, graphs)
         x = self._features(self.node, batch, "x", batch.num_nodes)
-        e = None if self.edge is None else self._features(self.edge, batch, "edge_attr", edge_index.size(1))
-        by_target = getattr(batch, "edges_by_target", False)
-        order = EdgeOrder.of(edge_index, batch.num_nodes, by_target=by_target)
+        branches.join(e, position, *order, *(() if adjacency is None else adjacency[1:]))
         distance = None
-        if self.pe == "lappe":
-            vectors, values = self._encoding(batch, "lappe_vectors"), self._encoding(batch, "lappe_values")
-            x = torch.cat([x, self.position(vectors, values, graphs)], dim=1)
-        elif self.pe == "rwse":
-            x = torch.cat([x, self.position(self._encoding(batch, "rwse"))], dim=1)
-        elif self.pe == "eslappe":
-            p = self.position(self._encoding(batch, "eslappe_vectors"))  # [N, d]
-            difference = order.at_source(p) - order.at_target(p)  # [E, d]
+        if position is not None and self.pe != "eslappe":
+            x = torch.cat([x, position], dim=1)
+        elif position is not None:
+            difference = order.at_source(position) - order.at_target(position)  # [E, d]
             distance = (difference * difference).sum(-1, keepdim=True)  # the gradient of a square is dear
             distance = distance.to(x.dtype)
-        adjacency = None
-        if self.needs_adjacency:
-            adjacency = Adjacency.of(edge_index, batch.num_nodes, x.dtype, order=order)
         real_edges = getattr(batch, "real_edges", None)
-        sizes = graph_sizes(graphs.ptr, x.dtype)
+        sizes = graph_sizes(graphs.ptr, dtype)
         return x, e, Structure(edge_index, graphs, adjacency, distance, order, real_edges, sizes)
+
+    def _neighbours(self, batch: Any, dtype: torch.dtype) -> tuple[EdgeOrder, Adjacency | None]:
+        """The order of the edges, and Ã where the attention has that term."""
+        edge_index, nodes = batch.edge_index, batch.num_nodes
+        order = EdgeOrder.of(edge_index, nodes, by_target=getattr(batch, "edges_by_target", False))
+        return order, Adjacency.of(edge_index, nodes, dtype, order=order) if self.needs_adjacency else None
+
+    def _position(self, batch: Any, graphs: Partition) -> Tensor | None:
+        """The positional encodings of the nodes, [N, pe_dim or d]."""
+        if self.pe == "none":
+            return None
+        fields = [self._encoding(batch, field) for field in FIELDS[self.pe]]
+        return self.position(*fields, graphs) if self.pe == "lappe" else self.position(*fields)
 
     def _features(self, encoder: nn.Module, batch: Any, field: str, count: int) -> Tensor:
         if isinstance(encoder, ConstantEncoder):
