@@ -27,7 +27,7 @@ GROUPS = {
     "data": DATA,
     "optimiser, clipping": r"Optimizer\.|_foreach_|multi_tensor_apply",
     "attention": r"(fused|packed)_attention|scaled_dot_product|fmha|flash_fwd|flash_bwd",
-    "GatedGCN, adjacency": r"gated_sum|neighbour_sum|segment_sum|index_?add|index_?select|scatter|gather|sort",
+    "GatedGCN, adjacency": r"gated_sum|distance_gate|neighbour_sum|segment_sum|index_?add|index_?select|scatter|gather|sort",
     "norms": r"(batch|layer|rms|mixed)_?norm",
     "matrix products": r"gemm|gemv|nvjet|cutlass|aten::(add|b|badd)?mm\b|addmm|linear",
     "rest": "",

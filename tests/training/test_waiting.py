@@ -38,6 +38,7 @@ def _as_on_a_gpu(monkeypatch):
         "attention.fused",
         "attention.heads",
         "attention.widths",
+        "nn.distance_gate",
         "nn.gated_sum",
         "nn.norms",
     ):
@@ -86,6 +87,7 @@ def padded_batch(model, task):
         ("cifar10", {"model.attention": "adjacency"}),
         ("pattern", {"model.lam_scaling": "graph"}),
         ("cluster", {"model.lam_scaling": "largest"}),
+        ("cluster", {"model.pe": "eslappe"}),
     ],
 )
 def test_a_step_waits_for_nothing(name, settings):

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from sfiformer.attention import EdgeOrder
 from sfiformer.attention.widths import by_parts
+from sfiformer.nn.distance_gate import distance_gate
 from sfiformer.nn.gated_sum import gated_sum
 from sfiformer.nn.norms import BatchNorm
 
@@ -66,7 +67,11 @@ class GatedGCN(nn.Module):
         """
         if order is None:
             order = EdgeOrder.of(edge_index, x.size(0))
-        pe_gate = None if self.pe_gate is None else self.pe_gate(distance)  # [E, 1]
+        pe_gate = None
+        if self.pe_gate is not None:
+            if distance is None:
+                raise ValueError("a layer with pe_gate needs the distances of positional encodings")
+            pe_gate = distance_gate(distance, self.pe_gate, self.activation)  # [E, 1]
         nodes = by_parts(x, [self.node_projection], 4).flatten(1)
         edges = by_parts(e, [self.edge_projection]).flatten(1)
         x_hat, e_hat = (part[:, : self.dim] for part in gated_sum(nodes, edges, pe_gate, order))
