@@ -117,6 +117,16 @@ def test_the_slope_of_relu_at_zero_is_zero():
     assert not of_bias.any()
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_distance_that_is_not_a_number_gives_no_gate(activation):
+    mlp, (distance, grad) = make_mlp(5, activation), make_distances(3)
+    distance[1] = math.nan
+    gate, of_distance, *of_parameters = by_kernel(distance, mlp, grad, activation)
+    assert gate.isnan().flatten().tolist() == [False, True, False]
+    assert of_distance.isnan().flatten().tolist() == [False, True, False]
+    assert all(of.isnan().all() for of in of_parameters)
+
+
 def test_tensors_that_are_not_contiguous():
     mlp, (distance, grad) = make_mlp(20, "gelu"), make_distances(50)
     exact = truth(distance, mlp.parameters(), grad, "gelu")

@@ -91,7 +91,7 @@ def merged(counts, mean, square):
 @triton.jit
 def activated(z, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
-        z = tl.maximum(z, 0.0)
+        z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)  # else a GPU makes 0 of NaN
     if ACTIVATION == "gelu":
         z = 0.5 * z * (1 + tl.erf(z * 0.7071067811865476))
     return z
