@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfiformer.branches import Branches
 from sfiformer.data.batch import GraphBatch
 from sfiformer.data.dtypes import widen
 from sfiformer.data.shapes import BatchShape, filler_nodes, graph_sizes
@@ -111,15 +112,24 @@ def gather(store: GraphStore, graph_ids: Tensor, shape: BatchShape) -> GraphBatc
             ends = torch.where(place < 0, ends, loops)
         return ends, taken
 
-    batch, nodes = owned(0, shape.nodes)
-    edge_index, edges = pairs(1, shape.edges, tables.edge_index)
-    taken = [(tables.node, nodes), (tables.edge, edges), (tables.graph, slots)]
-    fields = {}
+    def taken(table: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        return {name: widen(tensor.index_select(0, rows)) for name, tensor in table.items()}
+
+    branches, shared = (
+        Branches("gathering", graph_ids),
+        (bounds, shift, count),
+    )  # nodes and edges side by side
+    with branches.next(*shared):
+        batch, nodes = owned(0, shape.nodes)
+        fields = taken(tables.node, nodes)
+    with branches.next(*shared):
+        edge_index, edges = pairs(1, shape.edges, tables.edge_index)
+        fields |= taken(tables.edge, edges)
+    fields |= taken(tables.graph, slots)
     if tables.link_index is not None:
         fields["edge_label_index"], links = pairs(2, shape.links, tables.link_index)
-        taken.append((tables.link, links))
-    for table, rows in taken:
-        fields |= {name: widen(tensor.index_select(0, rows)) for name, tensor in table.items()}
+        fields |= taken(tables.link, links)
+    branches.join(batch, edge_index, *fields.values())
     return GraphBatch(
         edge_index=edge_index,
         batch=batch,
