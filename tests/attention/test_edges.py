@@ -126,3 +126,17 @@ def test_the_kernel_without_rows_or_edges():
     out = rows.row_sum(torch.ones(2, 3, device=DEVICE), torch.zeros(3, device=DEVICE).long(), None, none)
     assert out.tolist() == [[0.0] * 3] * 2
     assert rows.row_sum(torch.ones(0, 3, device=DEVICE), none.new_zeros(1)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("width", [1, 20, 235])
+@pytest.mark.parametrize("count", [0, 1, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_are_taken_by_their_numbers(width, count, dtype):
+    rows = pytest.importorskip("sfiformer.attention.kernels.rows", reason="the kernel needs Triton")
+    table = torch.randn(7, 2 * width, device=DEVICE).to(dtype)[
+        :, ::2
+    ]  # its entries are not next to each other
+    index = torch.randint(7, (count,), device=DEVICE)
+    taken = rows.take_rows(table, index)
+    assert taken.dtype == dtype
+    assert taken.tolist() == [table.tolist()[number] for number in index.tolist()]

@@ -18,13 +18,15 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 STEPS = 6
 
 
-@pytest.fixture
-def setting(experiment):
+@pytest.fixture(params=["eslappe", "lappe", "rwse"])
+def setting(experiment, request):
     """setting(): a step with a fresh model, and the store of its data, on the GPU."""
     # A small learning rate: AdamW's first steps would turn the last bit of a gradient into a whole step.
     quiet = {
         "model.dropout": 0.0,
         "model.attention_dropout": 0.0,
+        "model.pe": request.param,
+        "model.sign_flip": False,
         "data.batch_size": 4,
         "optim.lr": 1e-6,
     }

@@ -156,6 +156,11 @@ def spread(values: Tensor, ptr: Tensor, index: Tensor, order: Tensor | None = No
 
     As `index_select`, but that its gradient needs no atomics.
     """
+    if kernels.usable(values):
+        from sfiformer.attention.kernels.rows import take_rows
+
+        rest = values.shape[1:]
+        return take_rows(values.reshape(len(values), rest.numel()), index).view(len(index), *rest)
     return values.index_select(0, index)
 
 

@@ -1,4 +1,4 @@
-"""Sums of rows along edges: a sparse matrix times a dense one, or a sum over segments."""
+"""Sums of rows along edges: a sparse matrix times a dense one, or a sum over segments; and rows taken by their numbers."""
 
 import torch
 import triton
@@ -34,6 +34,31 @@ def row_sum_kernel(
         own = tl.load(x + place, mask=columns < WIDTH, other=0.0).to(tl.float32)
         result += tl.load(loop + row).to(tl.float32) * own
     tl.store(out + place, result.to(out.dtype.element_ty), mask=columns < WIDTH)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def take_rows_kernel(
+    x, out, index, rows, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """ROWS rows of the result."""
+    row, columns = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    at = tl.load(index + row, mask=row < rows, other=0)
+    inside = (row < rows)[:, None] & (columns < WIDTH)[None, :]
+    y = tl.load(x + at[:, None] * WIDTH + columns[None, :], mask=inside)
+    tl.store(out + row[:, None] * WIDTH + columns[None, :], y, mask=inside)
+
+
+def take_rows(x: Tensor, index: Tensor) -> Tensor:
+    """x[index], [M, width] → [K, width]: several times as fast as index_select where the width is no power of 2."""
+    width = x.size(1)
+    out = x.new_empty((len(index), width))
+    columns = triton.next_power_of_2(max(1, width))
+    tile = max(1, 2048 // columns)
+    if out.numel():
+        take_rows_kernel[(triton.cdiv(len(index), tile),)](
+            x.contiguous(), out, index.contiguous(), len(index), width, columns, tile
+        )
+    return out
 
 
 def row_sum(
