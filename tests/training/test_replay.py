@@ -26,6 +26,7 @@ def setting(experiment, request):
         "model.dropout": 0.0,
         "model.attention_dropout": 0.0,
         "model.pe": request.param,
+        "model.pe_dim": 4,
         "model.sign_flip": False,
         "data.batch_size": 4,
         "optim.lr": 1e-6,
