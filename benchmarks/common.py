@@ -7,6 +7,8 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -23,6 +25,8 @@ def header(device: torch.device, **versions: str) -> list[str]:
     if device.type == "cuda":
         machine += f"; {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
     packages = {"Python": platform.python_version(), "PyTorch": torch.__version__, **versions}
+    if device.type == "cpu":
+        packages["Numba"] = version("numba") if find_spec("numba") else "missing"
     return [
         f"date      {datetime.now().astimezone():%Y-%m-%d %H:%M %z}",
         f"machine   {machine}",

@@ -15,13 +15,18 @@ def kept(like: Tensor, p: float, seed: int) -> Tensor:
 
     On a CPU p is met to 1/65536.
     """
-    seed %= 1 << 62
     if like.device.type != "cpu":
-        generator = torch.Generator(like.device).manual_seed(seed)
+        generator = torch.Generator(like.device).manual_seed(seed % (1 << 62))
         return torch.rand(like.shape, generator=generator, device=like.device, dtype=like.dtype).ge_(p)
-    bits = np.random.SFC64(seed).random_raw(-(-like.numel() // 4)).view(np.int16)[: like.numel()]
-    keep = (bits >= round(p * 2**16) - 2**15).view(np.uint8)
-    return torch.from_numpy(keep).view(like.shape).to(like.dtype)
+    return (
+        torch.from_numpy(kept_entries(like.numel(), p, seed).view(np.uint8)).view(like.shape).to(like.dtype)
+    )
+
+
+def kept_entries(count: int, p: float, seed: int) -> np.ndarray:
+    """The mask of a CPU, bool [count]."""
+    bits = np.random.SFC64(seed % (1 << 62)).random_raw(-(-count // 4)).view(np.int16)[:count]
+    return bits >= round(p * 2**16) - 2**15
 
 
 def dropped(x: Tensor, p: float, training: bool) -> Tensor:

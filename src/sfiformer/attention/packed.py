@@ -7,16 +7,17 @@ are kept, η and the pivot of its active set; with them the flows are recomputed
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sfiformer.attention.blocks import Block, flows_and_gradients
+from sfiformer.attention import compiled
+from sfiformer.attention.blocks import Block, Gradients, flows_and_gradients
 from sfiformer.attention.chunks import Chunk, Order, chunks, spans
-from sfiformer.attention.dropout import kept
+from sfiformer.attention.dropout import kept, kept_entries
 from sfiformer.attention.inputs import require_values
-from sfiformer.flow.rows import solve
+from sfiformer.flow.rows import GENTLE, solve
 
 
 @torch.library.custom_op("sfiformer::packed_attention", mutates_args=())
@@ -54,10 +55,8 @@ def packed_attention(
             found = [parts[0].new_empty((len(parts[0]), x.shape[2]), dtype=x.dtype) for x in whole]
             for chunk in span:
                 blocks = [order.block(chunk, x) for x in parts]
-                block = _block(chunk, blocks, lam, alpha, potential, check)
-                z, eta, pivot = solve(block.rows, block.scales, block.logs)
-                if dropout_p:
-                    z.mul_(kept(z, dropout_p, int(seed) + index))
+                problem = _problem(chunk, blocks, lam, alpha, potential)
+                z, eta, pivot = _flows(problem, dropout_p, int(seed) + index, check)
                 for here, rows in zip(found, (z @ blocks[2], eta, pivot), strict=True):
                     order.block(chunk, here)[:, chunk.rows] = rows
                 index += 1
@@ -99,18 +98,12 @@ def packed_attention_backward(
             grads = [torch.empty_like(x) for x in parts]
             for chunk in span:
                 blocks, grad_blocks = ([order.block(chunk, x) for x in whole] for whole in (parts, grads))
-                block = _block(chunk, blocks, lam, alpha, potential, check=False)
+                problem = _problem(chunk, blocks, lam, alpha, potential)
                 eta, pivot, grad = (
                     order.block(chunk, x)[:, chunk.rows] for x in (eta_here, pivot_here, grad_here)
                 )
                 g = grad @ blocks[2].mT
-                if dropout_p:
-                    mask = kept(g, dropout_p, int(seed) + index)
-                    g.mul_(mask)
-                z, gradients = flows_and_gradients(block, eta, pivot, g)
-                if dropout_p:
-                    z.mul_(mask)
-
+                z, gradients = _flows_again(problem, eta, pivot, g, dropout_p, int(seed) + index)
                 more = int(chunk.rows.start > 0)  # 0 overwrites: these rows are the first that reach the keys
                 grad_blocks[2].baddbmm_(z.mT, grad, beta=more)
                 for query, key, grad_scores in ((0, 1, gradients.s), (3, 4, gradients.u)):
@@ -184,11 +177,55 @@ def _gathered(order: Order, inputs: tuple[Tensor, ...], scale: float) -> list[Te
     return parts
 
 
-def _block(
-    chunk: Chunk, parts: list[Tensor], lam: Tensor, alpha: float, potential: bool, check: bool
-) -> Block:
+class _Problem(NamedTuple):
+    """Scores s, u [b · heads, rows, n] and the settings of their flows."""
+
+    s: Tensor
+    u: Tensor
+    lam: Tensor  # [b · heads]
+    alpha: float
+    potential: bool
+
+    def block(self, check: bool) -> Block:
+        s, u, lam, alpha, potential = self
+        return Block.of(s, u, lam.view(-1, 1, 1), alpha, potential, check)
+
+
+def _problem(chunk: Chunk, parts: list[Tensor], lam: Tensor, alpha: float, potential: bool) -> _Problem:
     q, k, _, q_friction, k_friction = parts
-    s = q[:, chunk.rows] @ k.mT  # [b · heads, rows, n]
+    s = q[:, chunk.rows] @ k.mT
     u = q_friction[:, chunk.rows] @ k_friction.mT
-    lam = lam[chunk.graphs].to(s.dtype).repeat_interleave(len(s) // len(chunk.graphs)).view(-1, 1, 1)
-    return Block.of(s, u, lam, alpha, potential, check)
+    lam = lam[chunk.graphs].to(s.dtype).repeat_interleave(len(s) // len(chunk.graphs))
+    return _Problem(s, u, lam, alpha, potential)
+
+
+def _flows(problem: _Problem, dropout_p: float, seed: int, check: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Flows after dropout, η and pivots."""
+    if compiled.usable(problem.s):
+        keep = kept_entries(problem.s.numel(), dropout_p, seed) if dropout_p else None
+        solved = compiled.solve(*problem, keep)
+        if solved is not None:
+            return *solved, torch.full_like(solved[1], GENTLE, dtype=torch.int64)
+    block = problem.block(check)
+    z, eta, pivot = solve(block.rows, block.scales, block.logs)
+    if dropout_p:
+        z.mul_(kept(z, dropout_p, seed))
+    return z, eta, pivot
+
+
+def _flows_again(
+    problem: _Problem, eta: Tensor, pivot: Tensor, g: Tensor, dropout_p: float, seed: int
+) -> tuple[Tensor, Gradients]:
+    """The same flows, and the gradients that g, of what dropout left of them, leads to."""
+    gentle = compiled.usable(g) and bool((pivot == GENTLE).all()) and bool((problem.lam > 0).all())
+    if gentle:
+        keep = kept_entries(g.numel(), dropout_p, seed) if dropout_p else None
+        of_log_kappa = compiled.gradients(*problem, keep, eta, g)
+        return g, Gradients(problem.s, problem.u, of_log_kappa, torch.zeros_like(of_log_kappa))
+    if dropout_p:
+        mask = kept(g, dropout_p, seed)
+        g.mul_(mask)
+    z, gradients = flows_and_gradients(problem.block(check=False), eta, pivot, g)
+    if dropout_p:
+        z.mul_(mask)
+    return z, gradients

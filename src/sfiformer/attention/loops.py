@@ -1,0 +1,147 @@
+"""The loops of `sfiformer.attention.compiled`; float32 throughout. Numba compiles them when they are first called."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+F = np.float32
+_GENTLE = F(32.0)  # as in `sfiformer.flow.rows`
+_RANGE = F(1e26)
+
+LOG2_E = F(1.4426950408889634)
+LN_2_HIGH, LN_2_LOW = (
+    F(0.693359375),
+    F(-2.12194440e-4),
+)  # ln 2 as a sum: its products with small whole numbers are exact
+
+
+def compiled(function: Any) -> Any:
+    """Sums may be made in any order, so that a processor adds up many terms at once; nothing else is taken lightly."""
+    options: dict[str, Any] = {
+        "nogil": True,
+        "error_model": "numpy",
+        "fastmath": {"reassoc", "nsz", "contract"},
+    }
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # there is no place to keep what is compiled
+        return njit(**options)(function)
+
+
+@njit(inline="always")
+def exp(x):
+    """e^x for x ≤ 0, to two units in the last place; 0 below −87.
+
+    x = k ln 2 + r with |r| ≤ ln 2 / 2; a polynomial for e^r (Cephes), and 2^k by its bits.
+    """
+    k = np.floor(x * LOG2_E + F(0.5))
+    r = x - k * LN_2_HIGH - k * LN_2_LOW
+    y = F(1.9875691500e-4)
+    y = y * r + F(1.3981999507e-3)
+    y = y * r + F(8.3334519073e-3)
+    y = y * r + F(4.1665795894e-2)
+    y = y * r + F(1.6666665459e-1)
+    y = y * r + F(5.0000001201e-1)
+    y = y * r * r + r + F(1.0)
+    power = np.int32((np.int32(max(k, F(-126.0))) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return F(0.0) if x < F(-87.0) else y * power  # a NaN stays one
+
+
+@njit(inline="always")
+def exponentials(row, out):
+    """exp(row − its maximum), and the sum of that."""
+    top = row[0]
+    for j in range(len(row)):
+        top = max(top, row[j])
+    total = F(0.0)
+    for j in range(len(row)):
+        e = exp(row[j] - top)
+        out[j] = e
+        total += e
+    return total
+
+
+@njit(inline="always")
+def scales(exp_s, total_s, total_u, lam, alpha, potential):
+    """κ f_j p_max / exp_u_j and ε / p_max, as `Block.scales`; and Σ e^(s_max − s), of the absolute scaling."""
+    if potential:
+        return F(len(exp_s)) / total_s / total_u * lam, F(0.0), total_s
+    total = F(0.0)
+    for j in range(len(exp_s)):
+        total += F(1.0) / exp_s[j]
+    return total / total_u * lam, F(1.0) / (total * alpha), total
+
+
+@compiled
+def solve(s, u, lam, height, alpha, potential, keep, z, eta, first, last):
+    """Rows first … last − 1 by Newton's method (`sfiformer.flow.rows`); the number of those that need a pivot.
+
+    A row r has λ = lam[r // height].
+    """
+    n, hard, drops = s.shape[1], 0, len(keep) > 0
+    weight, friction = np.empty(n, np.float32), np.empty(n, np.float32)  # p_j and κ f_j, in units of p_max
+    for r in range(first, last):
+        total_s, total_u = exponentials(s[r], weight), exponentials(u[r], friction)
+        scale, leak, _ = scales(weight, total_s, total_u, lam[r // height], alpha, potential)
+        taken, total = F(0.0), total_s + leak
+        for j in range(n):
+            friction[j] *= scale
+            taken += friction[j] * weight[j]
+        level = (taken + F(1.0)) / total
+        while True:
+            less, total = F(0.0), F(0.0)
+            for j in range(n):
+                on = weight[j] if friction[j] < level else F(0.0)
+                less += on * friction[j]
+                total += on
+            if not less < taken:
+                break
+            taken = less
+            level = min((less + F(1.0)) / (total + leak), level)
+        if not (level <= _GENTLE and scale < _RANGE):  # what is not finite too
+            hard += 1
+        eta[r] = level
+        for j in range(n):
+            z[r, j] = max(level - friction[j], F(0.0)) * weight[j]
+        if drops:
+            for j in range(n):
+                z[r, j] = z[r, j] if keep[r, j] else F(0.0)
+    return hard
+
+
+@compiled
+def gradients(s, u, lam, height, alpha, potential, keep, eta, g, of_log_kappa, first, last):
+    """Rows first … last − 1: g ← z, s ← ∂L/∂s, u ← ∂L/∂u, as `sfiformer.attention.blocks._gentle`."""
+    n, drops = s.shape[1], len(keep) > 0
+    exp_s, exp_u = np.empty(n, np.float32), np.empty(n, np.float32)
+    for r in range(first, last):
+        total_s, total_u = exponentials(s[r], exp_s), exponentials(u[r], exp_u)
+        scale, leak, total_spread = scales(exp_s, total_s, total_u, lam[r // height], alpha, potential)
+        if drops:
+            for j in range(n):
+                g[r, j] = g[r, j] if keep[r, j] else F(0.0)
+        pulled, total = F(0.0), F(0.0)
+        for j in range(n):
+            on = exp_s[j] if eta[r] - exp_u[j] * scale > F(0.0) else F(0.0)  # p_j on A
+            pulled += on * g[r, j]
+            total += on
+        mean = pulled / (total + leak)  # ḡ
+        pull = F(0.0)  # T
+        for j in range(n):
+            above = max(eta[r] - exp_u[j] * scale, F(0.0))
+            on = exp_s[j] if above > F(0.0) else F(0.0)
+            centred = on * (g[r, j] - mean)
+            g[r, j] = on * above
+            s[r, j] = centred * above
+            u[r, j] = -centred * scale
+            pull += centred * above
+        of_log_kappa[r] = pull - mean * leak * eta[r]
+        back, shift = pull / total_spread, of_log_kappa[r] / total_u
+        for j in range(n):
+            s[r, j] -= (exp_s[j] if potential else F(1.0) / exp_s[j]) * back
+            u[r, j] = (u[r, j] - shift) * exp_u[j]
+        if drops:
+            for j in range(n):
+                g[r, j] = g[r, j] if keep[r, j] else F(0.0)
+    return 0
