@@ -97,12 +97,12 @@ class RankingMetric(Metric):
         self.labels.append(torch.where(present_labels(target), target, -1).reshape(-1).float())
 
     def compute(self) -> float:
-        scores = _joined(self.scores).view(-1, self.targets)
-        labels = _joined(self.labels).view(-1, self.targets)
-        together = max(1, TOGETHER // max(1, len(scores)))
+        # Targets first: along neighbours in memory a GPU adds up in parallel, across them in turn.
+        scores = _joined(self.scores).view(-1, self.targets).T.contiguous()
+        labels = _joined(self.labels).view(-1, self.targets).T.contiguous()
+        together = max(1, TOGETHER // max(1, scores.size(1)))
         values = [
-            self._values(*some)
-            for some in zip(scores.split(together, 1), labels.split(together, 1), strict=True)
+            self._values(*some) for some in zip(scores.split(together), labels.split(together), strict=True)
         ]
         defined = torch.cat(values)
         return float(defined.mean()) if len(defined) else NAN
@@ -110,8 +110,8 @@ class RankingMetric(Metric):
     def _values(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Of some targets: of those that have both classes."""
         hits, misses = _ranking(scores, labels)
-        both = (hits[-1] > 0) & (misses[-1] > 0)
-        return self.score(hits[:, both], misses[:, both])
+        both = (hits[:, -1] > 0) & (misses[:, -1] > 0)
+        return self.score(hits[both], misses[both])
 
 
 def average_precision(targets: int = 1) -> RankingMetric:
@@ -158,25 +158,25 @@ def _joined(parts: list[Tensor] | Tensor) -> Tensor:
 
 
 def _ranking(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """How many positives and how many negatives of each target there are down to each score, [R + 1, T] from none to all.
+    """How many positives and how many negatives of each target there are down to each score, [T, R + 1] from none to all.
 
-    From scores [R, T] and labels 1, 0 or −1, which is none. Equal scores are one step: all have what is down to the last.
+    From scores [T, R] and labels 1, 0 or −1, which is none. Equal scores are one step: all have what is down to the last.
     """
-    scores, order = scores.sort(0, descending=True)
-    labels = labels.gather(0, order)
-    rows = torch.arange(len(scores), device=scores.device).unsqueeze(1).expand(scores.shape)
-    ends = torch.cat([scores[:-1] != scores[1:], torch.ones_like(scores[:1], dtype=torch.bool)])
-    # The last row with the same score.
-    last = torch.where(ends, rows, len(scores)).flip(0).cummin(0).values.flip(0)
-    down_to = ((labels == kind).double().cumsum(0).gather(0, last) for kind in (1, 0))
-    hits, misses = (F.pad(count, (0, 0, 1, 0)) for count in down_to)
+    scores, order = scores.sort(descending=True)
+    labels = labels.gather(1, order)
+    places = torch.arange(scores.size(1), device=scores.device).expand(scores.shape)
+    ends = torch.cat([scores[:, :-1] != scores[:, 1:], torch.ones_like(scores[:, :1], dtype=torch.bool)], 1)
+    # The last place with the same score.
+    last = torch.where(ends, places, scores.size(1)).flip(1).cummin(1).values.flip(1)
+    down_to = ((labels == kind).double().cumsum(1).gather(1, last) for kind in (1, 0))
+    hits, misses = (F.pad(count, (1, 0)) for count in down_to)
     return hits, misses
 
 
 def _average_precision(hits: Tensor, misses: Tensor) -> Tensor:
-    precision = hits[1:] / (hits + misses)[1:].clamp(min=1)  # none yet where those above have no label
-    return (hits.diff(dim=0) * precision).sum(0) / hits[-1]
+    precision = hits[:, 1:] / (hits + misses)[:, 1:].clamp(min=1)  # none yet where those above have no label
+    return (hits.diff() * precision).sum(1) / hits[:, -1]
 
 
 def _roc_auc(hits: Tensor, misses: Tensor) -> Tensor:
-    return torch.trapezoid(hits, misses, dim=0) / (hits[-1] * misses[-1])
+    return torch.trapezoid(hits, misses) / (hits[:, -1] * misses[:, -1])
