@@ -75,3 +75,19 @@ def test_gated_gcn(request):
     x, e = torch.randn(9, 11, dtype=torch.float64), torch.randn(3, 11, dtype=torch.float64)
     edges = torch.tensor([[0, 1, 5], [1, 0, 6]])
     compare(layer, lambda: torch.cat(layer(x, e, edges)), request)
+
+
+@pytest.mark.parametrize("width", [1, 4, 7, 235])
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_odd_widths_and_their_gradients(width, rows):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(width, 6).double() for _ in range(3)]
+    x = torch.randn(rows, width, dtype=torch.float64, requires_grad=True)
+    leaves = [x, *(p for layer in layers for p in layer.parameters())]
+    together, apart = by_parts(x, layers, 2), torch.stack([layer(x).view(rows, 2, 3) for layer in layers], 1)
+    torch.testing.assert_close(together, apart)
+    weight = torch.randn_like(apart)
+    for got, expected in zip(
+        *(torch.autograd.grad((y * weight).sum(), leaves) for y in (together, apart)), strict=True
+    ):
+        torch.testing.assert_close(got, expected)

@@ -40,8 +40,9 @@ def resized(x: Tensor, width: int) -> Tensor:
 def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
     """What several layers make of x, in equal parts each, as one product: [N, layers, parts, width].
 
-    Behind each part are zero columns where the device likes another width. On a GPU the bias is the weight of a column of
-    ones: its gradient, a sum over all rows, then is part of the product that the weight's is.
+    Behind each part are zero columns where the device likes another width. On a GPU, or where x has an odd number of columns,
+    the bias is the weight of a column of ones: its gradient, a sum over all rows, is then part of the product that the weight's
+    is.
     """
     if usable(x) and len(layers) <= MOST:
         out, inner = layers[0].weight.shape
@@ -52,8 +53,17 @@ def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
     else:
         weight, bias = joined(layers, x, parts)
         width = len(weight) // (len(layers) * parts)
-        product = F.linear(widened(x, weight.size(1)), weight, bias)
+        x = widened(x, weight.size(1))
+        odd = x.size(1) % 2 and x.device.type == "cpu"
+        product = F.linear(*_evened(x, weight, bias)) if odd else F.linear(x, weight, bias)
     return product.view(len(x), len(layers), parts, width)
+
+
+def _evened(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of odd length, which no vector of a CPU fits, with a one and zeros behind them; the bias is the one's weight."""
+    one = F.pad(x.new_ones(1, 1), (0, -(x.size(1) + 1) % MULTIPLE))
+    bias = F.pad(bias.unsqueeze(1), (0, one.size(1) - 1))
+    return torch.cat([x, one.expand(len(x), -1)], dim=1), torch.cat([weight, bias], dim=1)
 
 
 def joined(
