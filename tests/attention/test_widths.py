@@ -78,7 +78,7 @@ def test_gated_gcn(request):
 
 
 @pytest.mark.parametrize("width", [1, 4, 7, 235])
-@pytest.mark.parametrize("rows", [0, 1, 9])
+@pytest.mark.parametrize("rows", [0, 1, widths.MANY, widths.MANY + 9])
 def test_odd_widths_and_their_gradients(width, rows):
     torch.manual_seed(0)
     layers = [torch.nn.Linear(width, 6).double() for _ in range(3)]

@@ -154,7 +154,7 @@ def segment_sum(values: Tensor, ptr: Tensor, index: Tensor, order: Tensor | None
 def spread(values: Tensor, ptr: Tensor, index: Tensor, order: Tensor | None = None) -> Tensor:
     """out[k] = values[index[k]]: [S, …] → [K, …], the transpose of `segment_sum` and with its arguments.
 
-    As `index_select`, but that its gradient needs no atomics.
+    As `index_select`, but that its gradient needs no atomics, and that a GPU does not notice an index out of range.
     """
     if kernels.usable(values):
         from sfiformer.attention.kernels.rows import take_rows

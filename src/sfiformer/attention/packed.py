@@ -1,4 +1,4 @@
-"""Exact sparse-flow attention on packed graphs, in plain PyTorch: a custom operator, forward and backward.
+"""Exact sparse-flow attention on packed graphs, in plain PyTorch and, on a CPU, loops: an operator, forward and backward.
 
 Scores are made, solved and forgotten a chunk at a time, so memory is that of one chunk. For the backward two numbers a row
 are kept, η and the pivot of its active set; with them the flows are recomputed without solving (see `sfiformer.flow.rows`).
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sfiformer.attention import compiled
+from sfiformer.attention import cpu
 from sfiformer.attention.blocks import Block, Gradients, flows_and_gradients
 from sfiformer.attention.chunks import Chunk, Order, chunks, spans
 from sfiformer.attention.dropout import kept, kept_entries
@@ -177,6 +177,9 @@ def _gathered(order: Order, inputs: tuple[Tensor, ...], scale: float) -> list[Te
     return parts
 
 
+LOOPED = GENTLE - 1  # in place of pivots, in rows that the loops for a CPU have solved
+
+
 class _Problem(NamedTuple):
     """Scores s, u [b · heads, rows, n] and the settings of their flows."""
 
@@ -201,11 +204,11 @@ def _problem(chunk: Chunk, parts: list[Tensor], lam: Tensor, alpha: float, poten
 
 def _flows(problem: _Problem, dropout_p: float, seed: int, check: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Flows after dropout, η and pivots."""
-    if compiled.usable(problem.s):
+    if cpu.usable(problem.s):
         keep = kept_entries(problem.s.numel(), dropout_p, seed) if dropout_p else None
-        solved = compiled.solve(*problem, keep)
+        solved = cpu.solve(*problem, keep)
         if solved is not None:
-            return *solved, torch.full_like(solved[1], GENTLE, dtype=torch.int64)
+            return *solved, torch.full_like(solved[1], LOOPED, dtype=torch.int64)
     block = problem.block(check)
     z, eta, pivot = solve(block.rows, block.scales, block.logs)
     if dropout_p:
@@ -217,15 +220,15 @@ def _flows_again(
     problem: _Problem, eta: Tensor, pivot: Tensor, g: Tensor, dropout_p: float, seed: int
 ) -> tuple[Tensor, Gradients]:
     """The same flows, and the gradients that g, of what dropout left of them, leads to."""
-    gentle = compiled.usable(g) and bool((pivot == GENTLE).all()) and bool((problem.lam > 0).all())
-    if gentle:
+    looped = bool((pivot == LOOPED).all())
+    if looped and bool((problem.lam > 0).all()):
         keep = kept_entries(g.numel(), dropout_p, seed) if dropout_p else None
-        of_log_kappa = compiled.gradients(*problem, keep, eta, g)
+        of_log_kappa = cpu.gradients(*problem, keep, eta, g)
         return g, Gradients(problem.s, problem.u, of_log_kappa, torch.zeros_like(of_log_kappa))
     if dropout_p:
         mask = kept(g, dropout_p, seed)
         g.mul_(mask)
-    z, gradients = flows_and_gradients(problem.block(check=False), eta, pivot, g)
+    z, gradients = flows_and_gradients(problem.block(check=False), eta, pivot.clamp(min=GENTLE), g)
     if dropout_p:
         z.mul_(mask)
     return z, gradients

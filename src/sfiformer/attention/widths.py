@@ -1,4 +1,6 @@
-"""Widths that a GPU's matrix units take: multiples of 8. Others are padded with zero columns, which change nothing."""
+"""Widths that a GPU's matrix units take, and that a CPU likes: multiples of 8. Others are padded with zero columns, which
+change nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from sfiformer.attention.kernels import usable
 
 MULTIPLE = 8
 MOST = 5  # layers that one kernel joins
+MANY = 256  # rows for which a CPU pads a weight
 
 
 def wide(width: int, like: Tensor) -> int:
@@ -40,9 +43,9 @@ def resized(x: Tensor, width: int) -> Tensor:
 def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
     """What several layers make of x, in equal parts each, as one product: [N, layers, parts, width].
 
-    Behind each part are zero columns where the device likes another width. On a GPU, or where x has an odd number of columns,
-    the bias is the weight of a column of ones: its gradient, a sum over all rows, is then part of the product that the weight's
-    is.
+    Behind each part are zero columns where the device likes another width. On a GPU, and on a CPU where x has many rows of odd
+    length, the bias is the weight of a column of ones: its gradient, a sum over all rows, is then part of the product that the
+    weight's is.
     """
     if usable(x) and len(layers) <= MOST:
         out, inner = layers[0].weight.shape
@@ -54,13 +57,18 @@ def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
         weight, bias = joined(layers, x, parts)
         width = len(weight) // (len(layers) * parts)
         x = widened(x, weight.size(1))
-        odd = x.size(1) % 2 and x.device.type == "cpu"
+        odd = x.size(1) % 2 and x.device.type == "cpu" and len(x) >= MANY
         product = F.linear(*_evened(x, weight, bias)) if odd else F.linear(x, weight, bias)
     return product.view(len(x), len(layers), parts, width)
 
 
+def linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    """What one layer makes of x [N, …], of which it takes the first columns: [N, width], zero columns behind it likewise."""
+    return by_parts(x, [layer]).flatten(1)
+
+
 def _evened(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of odd length, which no vector of a CPU fits, with a one and zeros behind them; the bias is the one's weight."""
+    """Rows of odd length, slow to multiply on a CPU, with a one and zeros behind them; the bias is the weight of the one."""
     one = F.pad(x.new_ones(1, 1), (0, -(x.size(1) + 1) % MULTIPLE))
     bias = F.pad(bias.unsqueeze(1), (0, one.size(1) - 1))
     return torch.cat([x, one.expand(len(x), -1)], dim=1), torch.cat([weight, bias], dim=1)

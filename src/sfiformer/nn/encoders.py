@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sfiformer.attention import Adjacency, EdgeOrder
 from sfiformer.attention.inputs import graph_sizes
-from sfiformer.attention.widths import by_parts, resized
+from sfiformer.attention.widths import linear, resized
 from sfiformer.branches import Branches
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.partition import Partition, Structure
@@ -159,8 +159,7 @@ class LapPE(nn.Module):
         first, activation, last, _ = self.phi
         assert isinstance(first, nn.Linear)
         assert isinstance(last, nn.Linear)
-        hidden = activation(by_parts(pairs, [first]).flatten(1))
-        return activation(resized(by_parts(hidden, [last]).flatten(1), self.dim))
+        return activation(resized(linear(activation(linear(pairs, first)), last), self.dim))
 
     def extra_repr(self) -> str:
         return f"{self.dim}, sign_flip={self.sign_flip}"
@@ -197,22 +196,18 @@ class FeatureEncoder(nn.Module):
         with branches.next(edge_index):
             order, adjacency = self._neighbours(batch, dtype)
         with branches.next(getattr(batch, "edge_attr", None)):
-            e = (
-                None
-                if self.edge is None
-                else self._features(self.edge, batch, "edge_attr", edge_index.size(1))
-            )
-        with branches.next(*(getattr(batch, field, None) for field in FIELDS.get(self.pe, ())), *graphs[:2]):
+            e = self._edge_states(batch)
+        fields = [getattr(batch, field, None) for field in FIELDS.get(self.pe, ())]
+        with branches.next(*fields, graphs.batch, graphs.ptr):
             position = self._position(batch, graphs)
         x = self._features(self.node, batch, "x", batch.num_nodes)
-        branches.join(e, position, *order, *(() if adjacency is None else adjacency[1:]))
+        branches.join(e, position, *order, *(() if adjacency is None else (adjacency.weight, adjacency.loop)))
         distance = None
         if position is not None and self.pe != "eslappe":
             x = torch.cat([x, position], dim=1)
         elif position is not None:
             difference = order.at_source(position) - order.at_target(position)  # [E, d]
             distance = (difference * difference).sum(-1, keepdim=True)  # the gradient of a square is dear
-            distance = distance.to(x.dtype)
         real_edges = getattr(batch, "real_edges", None)
         sizes = graph_sizes(graphs.ptr, dtype)
         return x, e, Structure(edge_index, graphs, adjacency, distance, order, real_edges, sizes)
@@ -222,6 +217,11 @@ class FeatureEncoder(nn.Module):
         edge_index, nodes = batch.edge_index, batch.num_nodes
         order = EdgeOrder.of(edge_index, nodes, by_target=getattr(batch, "edges_by_target", False))
         return order, Adjacency.of(edge_index, nodes, dtype, order=order) if self.needs_adjacency else None
+
+    def _edge_states(self, batch: Any) -> Tensor | None:
+        if self.edge is None:
+            return None
+        return self._features(self.edge, batch, "edge_attr", batch.edge_index.size(1))
 
     def _position(self, batch: Any, graphs: Partition) -> Tensor | None:
         """The positional encodings of the nodes, [N, pe_dim or d]."""

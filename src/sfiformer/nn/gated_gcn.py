@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from sfiformer.attention import EdgeOrder
-from sfiformer.attention.widths import by_parts
+from sfiformer.attention.widths import by_parts, linear
 from sfiformer.nn.distance_gate import distance_gate
 from sfiformer.nn.gated_sum import gated_sum
 from sfiformer.nn.norms import BatchNorm
@@ -73,7 +73,7 @@ class GatedGCN(nn.Module):
                 raise ValueError("a layer with pe_gate needs the distances of positional encodings")
             pe_gate = distance_gate(distance, self.pe_gate, self.activation)  # [E, 1]
         nodes = by_parts(x, [self.node_projection], 4).flatten(1)
-        edges = by_parts(e, [self.edge_projection]).flatten(1)
+        edges = linear(e, self.edge_projection)
         x_hat, e_hat = (part[:, : self.dim] for part in gated_sum(nodes, edges, pe_gate, order))
         x = self._update(x, self.node_norm, x_hat, real_nodes)
         if self.update_edges:

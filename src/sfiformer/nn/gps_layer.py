@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from sfiformer.attention import SFiAttention
 from sfiformer.attention.dropout import Dropout
-from sfiformer.attention.widths import by_parts, resized
+from sfiformer.attention.widths import linear, resized
 from sfiformer.branches import Branches
 from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
@@ -52,8 +52,7 @@ class FeedForward(nn.Sequential):
         first, activation, dropout, last = self
         assert isinstance(first, nn.Linear)
         assert isinstance(last, nn.Linear)
-        hidden = dropout(activation(by_parts(x, [first]).flatten(1)))
-        return resized(by_parts(hidden, [last]).flatten(1), last.out_features)
+        return resized(linear(dropout(activation(linear(x, first))), last), last.out_features)
 
 
 class GPSLayer(nn.Module):
@@ -90,7 +89,7 @@ class GPSLayer(nn.Module):
         update: Tensor | None = None
         branches = Branches("message passing", x)  # message passing beside attention
         if self.local is not None and self.local_norm is not None:
-            with branches.next(x, e, distance):
+            with branches.next(x, e, distance, edge_index, *(order or ()), graphs.real_nodes, real_edges):
                 local, e = self.local(x, e, edge_index, distance, order, graphs.real_nodes, real_edges)
                 h = self.local_norm(local, graphs)
         if self.attention is not None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfiformer.attention.dropout import dropped
-from sfiformer.attention.widths import by_parts, resized
+from sfiformer.attention.widths import linear, resized
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS
 from sfiformer.nn.partition import Partition
@@ -26,13 +26,12 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # At widths that the device likes: the columns behind a layer's own are 0, and stay so.
-        for linear in self.hidden:
-            assert isinstance(linear, nn.Linear)
-            x = self.activation(by_parts(dropped(x, self.dropout, self.training), [linear]).flatten(1))
+        for layer in self.hidden:
+            assert isinstance(layer, nn.Linear)
+            x = self.activation(linear(dropped(x, self.dropout, self.training), layer))
             if self.l2norm:
                 x = F.normalize(x, dim=-1)
-        x = by_parts(dropped(x, self.dropout, self.training), [self.out]).flatten(1)
-        return resized(x, self.out.out_features)
+        return resized(linear(dropped(x, self.dropout, self.training), self.out), self.out.out_features)
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, l2norm={self.l2norm}"

@@ -160,11 +160,16 @@ class Snapshot(Pretrained):
 
 def on_host(values: Any) -> Any:
     """A copy of nested dicts and lists, with all tensors in them copied to host memory (those of a GPU all at once)."""
-    copies = tree_map_only(
-        Tensor, lambda tensor: tensor.detach().to("cpu", copy=True, non_blocking=True), values
-    )
-    if torch.cuda.is_initialized():
-        torch.cuda.current_stream().synchronize()
+    gpus = set()
+
+    def copy(tensor: Tensor) -> Tensor:
+        if tensor.is_cuda:
+            gpus.add(tensor.device)
+        return tensor.detach().to("cpu", copy=True, non_blocking=True)
+
+    copies = tree_map_only(Tensor, copy, values)
+    for gpu in gpus:
+        torch.cuda.current_stream(gpu).synchronize()
     return copies
 
 

@@ -1,14 +1,15 @@
-"""Compiled loops for a CPU, against flows and gradients in float64, and against the plain operators."""
+"""Loops for a CPU, against flows and gradients in float64, and against the plain operators."""
 
 import math
 import multiprocessing
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from packing import attend, packed
-from sfiformer.attention import compiled
+from sfiformer.attention import cpu
 from sfiformer.attention.dropout import kept_entries
 from sfiformer.flow import flows_from_scores
 
@@ -31,11 +32,11 @@ def exact(s, u, lam, alpha, scaling):
 
 
 def test_exponentials():
-    from sfiformer.attention import loops
+    from sfiformer.attention.cpu import loops
 
     x = -np.logspace(-8, math.log10(120), 5000).astype(np.float32)
     e = np.array([loops.exp(number) for number in x])
-    inside, outside = x > -87, x < -87
+    inside, outside = x > -87, x < -87  # of which there is none
     np.testing.assert_allclose(e[inside], np.exp(x[inside].astype(np.float64)), rtol=2.4e-7)
     assert (e[outside] == 0).all()
     assert loops.exp(np.float32(0)) == 1
@@ -48,13 +49,37 @@ def test_exponentials():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_flows(shape, alpha, scaling):
     s, u, lam = scores(shape)
-    z, eta = compiled.solve(s, u, lam, alpha, scaling == "potential", None)
+    z, eta = cpu.solve(s, u, lam, alpha, scaling == "potential", None)
     expected = exact(s, u, lam, alpha, scaling)
     torch.testing.assert_close(z.double(), expected, rtol=1e-4, atol=1e-6)
     assert eta.shape == (*shape[:2], 1)
     apart = (z == 0) != (expected == 0)  # at most at ties of a friction with the potential
     assert (expected[apart] < 1e-6).all()
     assert apart.double().mean() < 1e-3
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_long_rows_are_as_exact_as_the_readme_says(spread, scaling):
+    solved = 0
+    for seed in range(6):
+        s, u, lam = scores((1, 8, cpu.MOST), spread, seed)
+        found = cpu.solve(
+            s, u, lam / (cpu.MOST if scaling == "absolute" else 1), 0.1, scaling == "potential", None
+        )
+        if found is not None:
+            expected = exact(s, u, lam / (cpu.MOST if scaling == "absolute" else 1), 0.1, scaling)
+            assert (found[0] - expected).abs().sum(-1).max() < 2e-5
+            solved += 1
+    assert solved or spread > 1
+
+
+def test_limits_are_those_of_the_plain_solver():
+    from sfiformer.attention.cpu import loops
+    from sfiformer.flow import rows
+
+    assert (float(loops.GENTLE), float(loops.RANGE)) == (rows._GENTLE, pytest.approx(rows._RANGE))
+    assert not cpu.usable(torch.zeros(1, 1, cpu.MOST + 1))
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -65,9 +90,9 @@ def test_gradients(shape, alpha, scaling):
     g = torch.randn(shape, generator=torch.Generator().manual_seed(2))
     leaves = [x.double().requires_grad_() for x in (s, u, lam)]
     true = torch.autograd.grad((exact(*leaves, alpha, scaling) * g).sum(), leaves)
-    _, eta = compiled.solve(s, u, lam, alpha, scaling == "potential", None)
+    _, eta = cpu.solve(s, u, lam, alpha, scaling == "potential", None)
     flows = exact(s, u, lam, alpha, scaling)
-    of_log_kappa = compiled.gradients(s, u, lam, alpha, scaling == "potential", None, eta, g)
+    of_log_kappa = cpu.gradients(s, u, lam, alpha, scaling == "potential", None, eta, g)
     torch.testing.assert_close(g.double(), flows, rtol=1e-4, atol=1e-6)
     of_lam = of_log_kappa.sum((1, 2)) / lam
     for got, expected in zip((s, u, of_lam), true, strict=True):
@@ -83,7 +108,7 @@ def test_rows_that_need_a_pivot_are_left_to_the_plain_operators(place, value):
     wide = (
         place == "u" and value == 200.0
     )  # friction of one key beyond all others: none of it flows, and all is well
-    assert (compiled.solve(s, u, lam, 0.1, False, None) is None) != wide
+    assert (cpu.solve(s, u, lam, 0.1, False, None) is None) != wide
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
@@ -93,13 +118,15 @@ def test_rows_that_need_a_pivot_are_left_to_the_plain_operators(place, value):
 def test_attention_is_what_it_is_without(monkeypatch, spread, lam, scaling, dropout_p):
     results = []
     for with_loops in (True, False):
-        monkeypatch.setattr(compiled, "HAS_NUMBA", with_loops)
+        if not with_loops:
+            monkeypatch.setattr(cpu, "_loops", lambda: None)
         inputs = packed((7, 3, 12, 1, 40), heads=2, width=8, dtype=torch.float32)
         inputs = inputs._replace(q=inputs.q * spread).leaves()
+        strength = torch.full((5,), lam, requires_grad=True)
         torch.manual_seed(0)
-        out = attend(inputs, lam=lam, scaling=scaling, dropout_p=dropout_p)
+        out = attend(inputs, lam=strength, scaling=scaling, dropout_p=dropout_p)
         weight = torch.linspace(-1, 1, out.numel()).view_as(out)
-        results.append((out, *torch.autograd.grad((out * weight).sum(), inputs[:5])))
+        results.append((out, *torch.autograd.grad((out * weight).sum(), (*inputs[:5], strength))))
     for got, expected in zip(*results, strict=True):
         size = expected.abs().max().clamp(min=1e-3)
         torch.testing.assert_close(got / size, expected / size, rtol=1e-3, atol=2e-4)
@@ -108,8 +135,8 @@ def test_attention_is_what_it_is_without(monkeypatch, spread, lam, scaling, drop
 def test_dropout_leaves_what_it_keeps():
     s, u, lam = scores((2, 40, 71))
     keep = kept_entries(s.numel(), 0.4, 5)
-    z, _ = compiled.solve(s, u, lam, 0.1, False, None)
-    dropped, _ = compiled.solve(s, u, lam, 0.1, False, keep)
+    z, _ = cpu.solve(s, u, lam, 0.1, False, None)
+    dropped, _ = cpu.solve(s, u, lam, 0.1, False, keep)
     assert torch.equal(dropped, z * torch.from_numpy(keep).view_as(z))
 
 
@@ -125,9 +152,9 @@ def test_any_number_of_threads_finds_the_same(threads):
     found = []
     for number in (1, 2, 3):
         threads(number)
-        z, eta = compiled.solve(s, u, lam, 0.1, False, None)
+        z, eta = cpu.solve(s, u, lam, 0.1, False, None)
         grads = s.clone(), u.clone(), torch.linspace(-1, 1, s.numel()).view_as(s).clone()
-        compiled.gradients(*grads[:2], lam, 0.1, False, None, eta, grads[2])
+        cpu.gradients(*grads[:2], lam, 0.1, False, None, eta, grads[2])
         found.append((z, eta, *grads))
     for other in found[1:]:
         assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
@@ -135,9 +162,10 @@ def test_any_number_of_threads_finds_the_same(threads):
 
 def _total(_):
     s, u, lam = scores((5, 71, 71))
-    return float(compiled.solve(s, u, lam, 0.1, False, None)[0].sum())
+    return float(cpu.solve(s, u, lam, 0.1, False, None)[0].sum())
 
 
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork")
 def test_threads_of_a_forked_process_are_its_own(threads):
     threads(2)
     here = _total(0)
@@ -146,6 +174,28 @@ def test_threads_of_a_forked_process_are_its_own(threads):
 
 
 def test_float64_and_other_devices_are_not_for_the_loops():
-    assert compiled.usable(torch.zeros(1))
-    assert not compiled.usable(torch.zeros(1, dtype=torch.float64))
-    assert not compiled.usable(torch.zeros(1, device="meta"))
+    assert cpu.usable(torch.zeros(1, 1, 1))
+    assert not cpu.usable(torch.zeros(1, 1, 1, dtype=torch.float64))
+    assert not cpu.usable(torch.zeros(1, 1, 1, device="meta"))
+
+
+def test_a_numba_that_does_not_import_is_said_once_and_done_without(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sfiformer.attention.cpu.loops", None)
+    cpu._loops.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="Numba is not used"):
+            assert not cpu.usable(torch.zeros(1, 1, 1))
+        assert not cpu.usable(torch.zeros(1, 1, 1))
+    finally:
+        cpu._loops.cache_clear()
+
+
+def test_a_row_that_the_loops_decline_is_not_theirs_in_the_backward():
+    """Scores that range over 87 and friction that is next to nothing: gentle to the plain solver alone."""
+    inputs = packed((6,), heads=1, width=2, dtype=torch.float32)
+    inputs = inputs._replace(q=inputs.q * 0 + 1, k=inputs.k * 0)
+    inputs.k[0] = -88.0 / 2**0.5
+    inputs = inputs.leaves()
+    out = attend(inputs, lam=1e-38)
+    for grad in torch.autograd.grad(out.sum(), inputs[:5]):
+        assert grad.isfinite().all()

@@ -1,4 +1,4 @@
-"""The loops of `sfiformer.attention.compiled`; float32 throughout. Numba compiles them when they are first called."""
+"""The loops of `sfiformer.attention.cpu`; float32 throughout. Numba compiles them when they are first called."""
 
 from typing import Any
 
@@ -6,18 +6,15 @@ import numpy as np
 from numba import njit
 
 F = np.float32
-_GENTLE = F(32.0)  # as in `sfiformer.flow.rows`
-_RANGE = F(1e26)
+GENTLE, RANGE = F(32.0), F(1e26)  # as in `sfiformer.flow.rows`
 
 LOG2_E = F(1.4426950408889634)
-LN_2_HIGH, LN_2_LOW = (
-    F(0.693359375),
-    F(-2.12194440e-4),
-)  # ln 2 as a sum: its products with small whole numbers are exact
+# ln 2 as a sum: products of the first with whole numbers up to 2^8 are exact.
+LN_2_HIGH, LN_2_LOW = F(0.693359375), F(-2.12194440e-4)
 
 
-def compiled(function: Any) -> Any:
-    """Sums may be made in any order, so that a processor adds up many terms at once; nothing else is taken lightly."""
+def jitted(function: Any) -> Any:
+    """Sums may be made in any order, so that a processor adds up many terms at once."""
     options: dict[str, Any] = {
         "nogil": True,
         "error_model": "numpy",
@@ -29,7 +26,7 @@ def compiled(function: Any) -> Any:
         return njit(**options)(function)
 
 
-@njit(inline="always")
+@njit(forceinline=True, error_model="numpy")  # as written: nothing may be put together here
 def exp(x):
     """e^x for x ≤ 0, to two units in the last place; 0 below −87.
 
@@ -44,7 +41,7 @@ def exp(x):
     y = y * r + F(1.6666665459e-1)
     y = y * r + F(5.0000001201e-1)
     y = y * r * r + r + F(1.0)
-    power = np.int32((np.int32(max(k, F(-126.0))) + np.int32(127)) << np.int32(23)).view(np.float32)
+    power = np.int32((np.int32(max(F(-126.0), k)) + np.int32(127)) << np.int32(23)).view(np.float32)
     return F(0.0) if x < F(-87.0) else y * power  # a NaN stays one
 
 
@@ -73,13 +70,13 @@ def scales(exp_s, total_s, total_u, lam, alpha, potential):
     return total / total_u * lam, F(1.0) / (total * alpha), total
 
 
-@compiled
+@jitted
 def solve(s, u, lam, height, alpha, potential, keep, z, eta, first, last):
-    """Rows first … last − 1 by Newton's method (`sfiformer.flow.rows`); the number of those that need a pivot.
+    """Rows first … last − 1 by Newton's method (`sfiformer.flow.rows`); whether one needs a pivot, where all ends.
 
     A row r has λ = lam[r // height].
     """
-    n, hard, drops = s.shape[1], 0, len(keep) > 0
+    n, drops = s.shape[1], len(keep) > 0
     weight, friction = np.empty(n, np.float32), np.empty(n, np.float32)  # p_j and κ f_j, in units of p_max
     for r in range(first, last):
         total_s, total_u = exponentials(s[r], weight), exponentials(u[r], friction)
@@ -99,18 +96,18 @@ def solve(s, u, lam, height, alpha, potential, keep, z, eta, first, last):
                 break
             taken = less
             level = min((less + F(1.0)) / (total + leak), level)
-        if not (level <= _GENTLE and scale < _RANGE):  # what is not finite too
-            hard += 1
+        if not (level <= GENTLE and scale < RANGE):  # what is not finite too
+            return True
         eta[r] = level
         for j in range(n):
             z[r, j] = max(level - friction[j], F(0.0)) * weight[j]
         if drops:
             for j in range(n):
                 z[r, j] = z[r, j] if keep[r, j] else F(0.0)
-    return hard
+    return False
 
 
-@compiled
+@jitted
 def gradients(s, u, lam, height, alpha, potential, keep, eta, g, of_log_kappa, first, last):
     """Rows first … last − 1: g ← z, s ← ∂L/∂s, u ← ∂L/∂u, as `sfiformer.attention.blocks._gentle`."""
     n, drops = s.shape[1], len(keep) > 0
@@ -144,4 +141,4 @@ def gradients(s, u, lam, height, alpha, potential, keep, eta, g, of_log_kappa, f
         if drops:
             for j in range(n):
                 g[r, j] = g[r, j] if keep[r, j] else F(0.0)
-    return 0
+    return False

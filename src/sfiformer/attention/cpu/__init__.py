@@ -1,0 +1,104 @@
+"""The flow problems of many rows on a CPU with Numba, in compiled loops: each row is solved while it is in the cache.
+
+`sfiformer.flow.rows.solve` and `sfiformer.attention.blocks.flows_and_gradients` are the plain twins, which go over all rows
+once for every operation. What is here is for float32 and for rows that need no pivot; where one does, the caller turns to the
+twin for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MOST = 1024  # keys of a row: of more, sums in float32 are better made in the cascades of PyTorch
+SHARE = 1 << 14  # scores that are worth a thread
+
+
+def usable(s: Tensor) -> bool:
+    """Whether the loops serve scores like these, [b, rows, n]."""
+    return (
+        s.device.type == "cpu" and s.dtype == torch.float32 and s.shape[-1] <= MOST and _loops() is not None
+    )
+
+
+def solve(
+    s: Tensor, u: Tensor, lam: Tensor, alpha: float, potential: bool, keep: np.ndarray | None
+) -> tuple[Tensor, Tensor] | None:
+    """Flows z [b, rows, n] and η p_max [b, rows, 1] of scores s, u [b, rows, n] with λ [b]; None where a row needs a pivot.
+
+    ``keep`` [b · rows · n] says which flows dropout leaves.
+    """
+    z, eta = torch.empty_like(s), s.new_empty((*s.shape[:2], 1))
+    problem = _arguments(s, u, lam, alpha, potential, keep)
+    hard = _in_threads(_loops().solve, s, *problem, _rows(z), eta.view(-1).numpy())
+    return None if hard else (z, eta)
+
+
+def gradients(
+    s: Tensor,
+    u: Tensor,
+    lam: Tensor,
+    alpha: float,
+    potential: bool,
+    keep: np.ndarray | None,
+    eta: Tensor,
+    g: Tensor,
+) -> Tensor:
+    """From g = ∂L/∂z, which becomes z, to ∂L/∂s and ∂L/∂u in place of s and u; ∂L/∂(log κ) [b, rows, 1]."""
+    of_log_kappa = eta.new_empty(eta.shape)
+    problem = _arguments(s, u, lam, alpha, potential, keep)
+    etas = eta.reshape(-1).numpy()
+    _in_threads(_loops().gradients, s, *problem, etas, _rows(g), of_log_kappa.view(-1).numpy())
+    return of_log_kappa
+
+
+def _arguments(
+    s: Tensor, u: Tensor, lam: Tensor, alpha: float, potential: bool, keep: np.ndarray | None
+) -> tuple[Any, ...]:
+    """As the loops take them."""
+    mask = np.empty((0, 0), np.bool_) if keep is None else keep.reshape(-1, s.shape[-1])
+    return _rows(s), _rows(u), lam.numpy(), s.shape[1], np.float32(alpha), potential, mask
+
+
+def _rows(x: Tensor) -> np.ndarray:
+    return x.view(-1, x.shape[-1]).numpy()
+
+
+def _in_threads(loop: Callable[..., bool], s: Tensor, *arguments: Any) -> bool:
+    """Each of as many threads as PyTorch takes has its share of the rows; whether any of them says so."""
+    rows = s.shape[0] * s.shape[1]
+    threads = max(1, min(torch.get_num_threads(), rows, s.numel() // SHARE))
+    bounds = [rows * part // threads for part in range(threads + 1)]
+    others = [
+        _pool(os.getpid()).submit(loop, *arguments, first, last) for first, last in pairwise(bounds[1:])
+    ]
+    mine = loop(*arguments, 0, bounds[1])
+    return any([mine, *(other.result() for other in others)])
+
+
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Of a process: threads do not survive a fork."""
+    return ThreadPoolExecutor(os.cpu_count(), "rows")
+
+
+@cache
+def _loops() -> Any:
+    """The module, which takes a while to import; None without Numba."""
+    try:
+        return import_module("sfiformer.attention.cpu.loops")
+    except ImportError as error:
+        if find_spec("numba") is not None:
+            warnings.warn(f"Numba is not used, and attention on a CPU is slower: {error}", stacklevel=2)
+        return None
