@@ -1,4 +1,8 @@
-"""The loops of `sfiformer.attention.cpu`; float32 throughout. Numba compiles them when they are first called."""
+"""The loops of `sfiformer.attention.cpu`; float32 throughout. Numba compiles them when they are first called.
+
+No loop both adds up and writes: whether such a one is made of vectors, and so in which order it adds up, is decided by where
+its arrays lie. As they are, two runs agree to the bit.
+"""
 
 from typing import Any
 
@@ -51,11 +55,11 @@ def exponentials(row, out):
     top = row[0]
     for j in range(len(row)):
         top = max(top, row[j])
+    for j in range(len(row)):
+        out[j] = exp(row[j] - top)
     total = F(0.0)
     for j in range(len(row)):
-        e = exp(row[j] - top)
-        out[j] = e
-        total += e
+        total += out[j]
     return total
 
 
@@ -81,11 +85,12 @@ def solve(s, u, lam, height, alpha, potential, keep, z, eta, first, last):
     for r in range(first, last):
         total_s, total_u = exponentials(s[r], weight), exponentials(u[r], friction)
         scale, leak, _ = scales(weight, total_s, total_u, lam[r // height], alpha, potential)
-        taken, total = F(0.0), total_s + leak
         for j in range(n):
             friction[j] *= scale
+        taken = F(0.0)
+        for j in range(n):
             taken += friction[j] * weight[j]
-        level = (taken + F(1.0)) / total
+        level = (taken + F(1.0)) / (total_s + leak)
         while True:
             less, total = F(0.0), F(0.0)
             for j in range(n):
@@ -126,18 +131,17 @@ def gradients(s, u, lam, height, alpha, potential, keep, eta, g, of_log_kappa, f
         mean = pulled / (total + leak)  # ḡ
         pull = F(0.0)  # T
         for j in range(n):
-            above = max(eta[r] - exp_u[j] * scale, F(0.0))
-            on = exp_s[j] if above > F(0.0) else F(0.0)
-            centred = on * (g[r, j] - mean)
-            g[r, j] = on * above
-            s[r, j] = centred * above
-            u[r, j] = -centred * scale
-            pull += centred * above
+            z = max(eta[r] - exp_u[j] * scale, F(0.0)) * exp_s[j]
+            pull += z * (g[r, j] - mean)
         of_log_kappa[r] = pull - mean * leak * eta[r]
         back, shift = pull / total_spread, of_log_kappa[r] / total_u
         for j in range(n):
-            s[r, j] -= (exp_s[j] if potential else F(1.0) / exp_s[j]) * back
-            u[r, j] = (u[r, j] - shift) * exp_u[j]
+            above = max(eta[r] - exp_u[j] * scale, F(0.0))
+            on = exp_s[j] if above > F(0.0) else F(0.0)
+            centred = on * (g[r, j] - mean)
+            s[r, j] = centred * above - (exp_s[j] if potential else F(1.0) / exp_s[j]) * back
+            u[r, j] = (-centred * scale - shift) * exp_u[j]
+            g[r, j] = on * above
         if drops:
             for j in range(n):
                 g[r, j] = g[r, j] if keep[r, j] else F(0.0)
