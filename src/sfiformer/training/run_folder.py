@@ -220,7 +220,7 @@ def _flat(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def _surroundings() -> dict[str, Any]:
-    packages = ("torch", "lightning", "torch-geometric", "torchmetrics", "numpy", "scipy")
+    packages = ("torch", "lightning", "torch-geometric", "torchmetrics", "numpy", "scipy", "numba", "triton")
     versions = {"sfiformer": sfiformer.__version__, "python": platform.python_version()}
     for package in packages:
         try:
