@@ -44,6 +44,13 @@ def test_exponentials():
     assert math.isnan(loops.exp(np.float32(math.nan)))
 
 
+def test_exponentials_are_as_exact_inside_a_loop():
+    s = -torch.linspace(0, 86, 1000).view(1, 1, -1)
+    z, _ = cpu.solve(s, torch.zeros_like(s), torch.tensor([1e-30]), math.inf, True, None)
+    expected = s.double().exp()
+    torch.testing.assert_close((z / z[..., :1]).double()[..., :800], expected[..., :800], rtol=5e-7, atol=0)
+
+
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("alpha", [0.1, math.inf])
 @pytest.mark.parametrize("shape", SHAPES)

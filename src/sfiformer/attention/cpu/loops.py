@@ -30,7 +30,9 @@ def jitted(function: Any) -> Any:
         return njit(**options)(function)
 
 
-@njit(forceinline=True, error_model="numpy")  # as written: nothing may be put together here
+@njit(
+    forceinline=True, error_model="numpy", fastmath=False
+)  # as written; unsaid, it would inherit from who calls first
 def exp(x):
     """e^x for x ≤ 0, to two units in the last place; 0 below −87.
 
