@@ -18,9 +18,8 @@ def kept(like: Tensor, p: float, seed: int) -> Tensor:
     if like.device.type != "cpu":
         generator = torch.Generator(like.device).manual_seed(seed % (1 << 62))
         return torch.rand(like.shape, generator=generator, device=like.device, dtype=like.dtype).ge_(p)
-    return (
-        torch.from_numpy(kept_entries(like.numel(), p, seed).view(np.uint8)).view(like.shape).to(like.dtype)
-    )
+    keep = kept_entries(like.numel(), p, seed).view(np.uint8)
+    return torch.from_numpy(keep).view(like.shape).to(like.dtype)
 
 
 def kept_entries(count: int, p: float, seed: int) -> np.ndarray:

@@ -112,23 +112,21 @@ def gather(store: GraphStore, graph_ids: Tensor, shape: BatchShape) -> GraphBatc
             ends = torch.where(place < 0, ends, loops)
         return ends, taken
 
-    def taken(table: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    def gathered(table: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
         return {name: widen(tensor.index_select(0, rows)) for name, tensor in table.items()}
 
-    branches, shared = (
-        Branches("gathering", graph_ids),
-        (bounds, shift, count),
-    )  # nodes and edges side by side
+    branches = Branches("gathering", graph_ids)  # nodes and edges side by side
+    shared = (bounds, shift, count)
     with branches.next(*shared):
         batch, nodes = owned(0, shape.nodes)
-        fields = taken(tables.node, nodes)
+        fields = gathered(tables.node, nodes)
     with branches.next(*shared):
         edge_index, edges = pairs(1, shape.edges, tables.edge_index)
-        fields |= taken(tables.edge, edges)
-    fields |= taken(tables.graph, slots)
+        fields |= gathered(tables.edge, edges)
+    fields |= gathered(tables.graph, slots)
     if tables.link_index is not None:
         fields["edge_label_index"], links = pairs(2, shape.links, tables.link_index)
-        fields |= taken(tables.link, links)
+        fields |= gathered(tables.link, links)
     branches.join(batch, edge_index, *fields.values())
     return GraphBatch(
         edge_index=edge_index,

@@ -50,9 +50,8 @@ class Checkpoints:
         self.best: str | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: Future[None] | None = None
-        self._copies: tuple[Snapshot, dict[str, Any]] | None = (
-            None  # so that this thread frees them, not that one
-        )
+        # What is being written: kept here, so that it is freed by the caller's thread and not by the other.
+        self._copies: tuple[Snapshot, dict[str, Any]] | None = None
 
     def open(self) -> dict[str, Any] | None:
         """The state of `last`, with links and folders put right; None where there is no checkpoint yet."""

@@ -49,7 +49,7 @@ def take_rows_kernel(
 
 
 def take_rows(x: Tensor, index: Tensor) -> Tensor:
-    """x[index], [M, width] → [K, width]; index_select takes ten times as long for edges of some tens of columns."""
+    """x[index], [M, width] → [K, width], whole rows at a time."""
     width = x.size(1)
     out = x.new_empty((len(index), width))
     columns = triton.next_power_of_2(max(1, width))
