@@ -229,6 +229,15 @@ def test_load_dense_does_not_ask_how_friction_would_have_scaled(scalings):
     assert set(report.loaded) | set(report.fresh) == set(sparse.state_dict())
 
 
+def test_load_dense_takes_all_of_a_dense_model_into_another():
+    torch.manual_seed(0)
+    first, second = (SFiFormer(ModelConfig(**SMALL, attention="dfi", lam_scaling="graph")) for _ in range(2))
+    report = load_dense(second, first.state_dict())
+    for key, value in second.named_parameters():
+        assert torch.equal(value, first.state_dict()[key]), key
+    assert str(report).endswith("started fresh: none")
+
+
 def test_load_dense_refuses_another_model():
     sparse = SFiFormer(ModelConfig(**SMALL))
     before = {key: value.clone() for key, value in sparse.state_dict().items()}

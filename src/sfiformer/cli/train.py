@@ -46,7 +46,9 @@ def train(
     init_from: Annotated[
         Path | None,
         typer.Option(
-            "--init-from", metavar="RUN", help="Start from a DFi-Former's run: SFi-Former+ (attention sfi)."
+            "--init-from",
+            metavar="RUN",
+            help="Start from a DFi-Former's run: SFi-Former+ (attention sfi), or dfi.",
         ),
     ] = None,
     dry_run: Annotated[

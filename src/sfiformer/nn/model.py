@@ -95,15 +95,17 @@ class LoadReport(NamedTuple):
 
 
 def load_dense(model: SFiFormer, state: Mapping[str, Tensor]) -> LoadReport:
-    """Start SFi-Former+ from the state of a trained DFi-Former.
+    """Start SFi-Former+ from the state of a trained DFi-Former; or another DFi-Former, which is trained on: its control.
 
     What the two share is loaded into `model`; what only sparse flows have (the friction projections, the
     multiplier of λ*) keeps its fresh values. How λ scales may differ: a dense model has no use for it.
 
     A state that is not of the model's dense twin is an error, and leaves the model as it was.
     """
-    if model.config.attention != "sfi":
-        raise ValueError(f"attention is {model.config.attention}; SFi-Former+ is a model with attention: sfi")
+    if model.config.attention not in ("sfi", "dfi"):
+        raise ValueError(
+            f"attention is {model.config.attention}; what starts from a DFi-Former has attention: sfi (SFi-Former+) or dfi"
+        )
     with torch.device("meta"):
         twin = SFiFormer(replace(model.config, attention="dfi")).state_dict()
     own = model.state_dict()

@@ -42,8 +42,8 @@ def train(
         config: the experiment.
         out: the run's folder; it must not hold anything, except with `resume`.
         resume: continue the run in `out` where it was stopped or killed, or start where there is none yet.
-        init_from: for SFi-Former+, the run (or saved model) of the DFi-Former to start from. A run that has
-            begun goes on from its own checkpoint.
+        init_from: the run (or saved model) of a DFi-Former to start from: SFi-Former+, or with attention dfi its dense
+            control. A run that has begun goes on from its own checkpoint.
         progress: None: a live display on a terminal, lines elsewhere; True: live; False: nothing.
 
     Raises:
