@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfiformer.nn.kernels.batch_norm_device import activated, slope
+from sfiformer.nn.kernels.row_tiles import activated, slope
 
 PARTS = 512  # pieces of a sum over edges
 GROUPS, WARPS = 8, 8
