@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from sfiformer.data.custom import load_custom, read_graphs, stream
+from sfiformer.data.custom import load_custom, stream
 from sfiformer.data.decode import in_units
 from sfiformer.data.jsonl import rows
+from sfiformer.data.source import read_graphs
 from sfiformer.data.task import Task
 
 EDGES = [[0, 1], [1, 0]]

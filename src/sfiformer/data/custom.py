@@ -11,14 +11,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from . import jsonl, smiles
+from . import smiles
 from .dataset import Dataset
 from .infer import Classes, encode, infer_level, infer_task, label_rows, standardised
 from .pack import masked_labels, pack
-from .record import MASKS, Record, Rows
-from .schema import FeatureKind, Features, Schema, check_widths, infer_schema
+from .record import MASKS, Record
+from .schema import FeatureKind, Features, Schema, infer_schema
+from .source import CSV, Bad, Source, open_source, read_graphs, report
 from .splits import (
     Fractions,
     Split,
@@ -31,76 +32,11 @@ from .splits import (
 from .store import GraphStore
 from .task import Kind, Level, Task
 
-if TYPE_CHECKING:
-    from torch_geometric.data import Data
-
-Source = str | Path | Sequence["Data"]
 SplitBy = Literal["auto", "column", "masks", "random", "scaffold"]
-Bad = list[tuple[str, str]]  # (place, reason)
-
-_JSONL = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
-_CSV = (".csv", ".csv.gz")
 MOLECULES = Schema(
     Features(9, "categories", smiles.ATOM_SIZES),
     Features(3, "categories", smiles.BOND_SIZES),
 )
-
-
-def open_source(
-    source: Source,
-    *,
-    targets: Sequence[str] | None = None,
-    smiles_column: str | None = None,
-    split_column: str = "split",
-) -> tuple[Rows, tuple[str, ...] | None]:
-    """The rows of a source, and the names of its target columns (CSV).
-
-    A source is a list of PyG `Data`, or a file of them (.pt), of JSON lines (.jsonl, see `jsonl`), or of
-    SMILES (.csv, where `targets` are the target columns, found where None, and () reads none); .gz where the
-    text is zipped.
-    """
-    if not isinstance(source, str | Path):
-        from . import ptfile  # PyG takes seconds to import, and only its own graphs need it
-
-        return ptfile.rows(source, "the list", split_column), None
-    path = Path(source)
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file")
-    if path.name.endswith(_CSV):
-        columns = smiles.find_columns(path, smiles=smiles_column, targets=targets, split=split_column)
-        return smiles.rows(path, columns), columns.targets
-    if path.name.endswith(_JSONL):
-        return jsonl.rows(path, split_column), None
-    if path.suffix == ".pt":
-        from . import ptfile
-
-        return ptfile.rows(ptfile.load_pt(path), str(path), split_column), None
-    raise ValueError(f"{path}: its name must end in one of .pt, {', '.join(_JSONL + _CSV)}")
-
-
-def read_graphs(rows: Rows, *, bad: Bad | None = None, schema: Schema | None = None) -> Iterator[Record]:
-    """The graphs of the rows, checked, one at a time.
-
-    A bad row raises ValueError with its place or, when a list `bad` is given, is added to it as (place,
-    reason). All graphs must fit `schema`; without one, the widths of the graphs before.
-    """
-    node_width: int | None = None
-    edge_width: int | None = None
-    for number, (place, build) in enumerate(rows):
-        try:
-            record = build()
-            record.place, record.number = place, number
-            if schema is not None:
-                schema.check(record)
-            else:
-                check_widths(record, node_width, edge_width)
-        except ValueError as error:
-            _report(bad, place, error)
-            continue
-        node_width = record.x.shape[1]
-        if record.edge_index.shape[1]:  # a graph without edges does not tell the width of edge_attr
-            edge_width = 0 if record.edge_attr is None else record.edge_attr.shape[1]
-        yield record
 
 
 def load_custom(
@@ -153,7 +89,7 @@ def load_custom(
         task = infer_task(records, level=level, kind=kind, classes=classes, target_names=target_names)
     records = _keep(records, lambda record: encode(record, task), bad)
     _not_empty(name, records, bad)
-    molecules = isinstance(source, str | Path) and str(source).endswith(_CSV)
+    molecules = isinstance(source, str | Path) and str(source).endswith(CSV)
     schema = MOLECULES if molecules else infer_schema(records, node_features, edge_features)
 
     with _about(name):
@@ -267,16 +203,10 @@ def _keep(records: list[Record], check: Callable[[Record], object], bad: Bad | N
         try:
             check(record)
         except ValueError as error:
-            _report(bad, record.place, error)
+            report(bad, record.place, error)
         else:
             kept.append(record)
     return kept
-
-
-def _report(bad: Bad | None, place: str, error: ValueError) -> None:
-    if bad is None:
-        raise ValueError(f"{place}: {error}") from None
-    bad.append((place, str(error)))
 
 
 @contextmanager
