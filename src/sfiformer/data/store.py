@@ -12,8 +12,9 @@ from torch import Tensor
 
 from sfiformer.data import checks, files, pyg
 from sfiformer.data.batch import GraphBatch
-from sfiformer.data.dtypes import narrow, widen
+from sfiformer.data.dtypes import narrow
 from sfiformer.data.gather import Tables, gather
+from sfiformer.data.host_gather import host_batch, rows_of, take
 from sfiformer.data.shapes import BatchShape, exact_shape, graph_sizes
 
 if TYPE_CHECKING:
@@ -184,23 +185,23 @@ class GraphStore:
     def subset(self, indices: Indices) -> GraphStore:
         """The graphs `indices`, in that order, as a store of their own."""
         chosen = self._host(indices)
-        node_ptr, nodes, _ = self._rows(self.node_ptr, chosen)
-        edge_ptr, edges, _ = self._rows(self.edge_ptr, chosen)
+        node_ptr, nodes, _ = rows_of(self.node_ptr, chosen, self.device)
+        edge_ptr, edges, _ = rows_of(self.edge_ptr, chosen, self.device)
         graphs = torch.from_numpy(chosen).to(self.device)
         parts: dict[str, Any] = {
             "node_ptr": torch.from_numpy(node_ptr),
             "edge_ptr": torch.from_numpy(edge_ptr),
             "edge_index": self.edge_index.index_select(1, edges),
-            "node": {name: _take(tensor, nodes) for name, tensor in self.node.items()},
-            "edge": {name: _take(tensor, edges) for name, tensor in self.edge.items()},
-            "graph": {name: _take(tensor, graphs) for name, tensor in self.graph.items()},
+            "node": {name: take(tensor, nodes) for name, tensor in self.node.items()},
+            "edge": {name: take(tensor, edges) for name, tensor in self.edge.items()},
+            "graph": {name: take(tensor, graphs) for name, tensor in self.graph.items()},
             "link_ptr": None,
             "link": {},
         }
         if self.link_ptr is not None:
-            link_ptr, links, _ = self._rows(self.link_ptr, chosen)
+            link_ptr, links, _ = rows_of(self.link_ptr, chosen, self.device)
             parts["link_ptr"] = torch.from_numpy(link_ptr)
-            parts["link"] = {name: _take(tensor, links) for name, tensor in self.link.items()}
+            parts["link"] = {name: take(tensor, links) for name, tensor in self.link.items()}
         return self._from_parts(parts)
 
     @property
@@ -233,34 +234,7 @@ class GraphStore:
                 raise ValueError(f"{shape} does not hold {exact_shape(sizes)}; choose one with a Ladder")
             slots = torch.from_numpy(shape.slots(chosen))
             return gather(self, slots.to(self.device, non_blocking=True), shape)
-        return self._host_batch(chosen)
-
-    def _host_batch(self, chosen: np.ndarray) -> GraphBatch:
-        """On a CPU NumPy plans faster than PyTorch."""
-        graph_ids = torch.from_numpy(chosen)
-        ptr, nodes, batch = self._rows(self.node_ptr, chosen, np.arange(len(chosen)))
-        # Local ids become ids within the batch in int32: on a CPU, memory traffic is what a batch costs.
-        first = ptr[:-1].astype(np.int32)
-        _, edges, offset = self._rows(self.edge_ptr, chosen, first)
-        edge_index = torch.empty(2, edges.numel(), dtype=torch.int64, device=self.device)
-        for end in (0, 1):
-            edge_index[end].copy_(_take(self.edge_index[end], edges).to(torch.int32).add_(offset))
-        fields = {name: widen(_take(tensor, nodes)) for name, tensor in self.node.items()}
-        fields |= {name: widen(_take(tensor, edges)) for name, tensor in self.edge.items()}
-        fields |= {name: widen(_take(tensor, graph_ids)) for name, tensor in self.graph.items()}
-        if self.link_ptr is not None:
-            _, links, offset = self._rows(self.link_ptr, chosen, first)
-            fields |= {name: widen(_take(tensor, links)) for name, tensor in self.link.items()}
-            ends = fields["edge_label_index"].t() + offset
-            fields["edge_label_index"] = ends.contiguous()  # [2, L], as PyG has it
-        return GraphBatch(
-            edge_index=edge_index,
-            batch=batch,
-            ptr=torch.from_numpy(ptr),
-            graph_ids=graph_ids,
-            max_nodes=int(np.diff(ptr).max(initial=0)),
-            fields=fields,
-        )
+        return host_batch(self, chosen)
 
     def _host(self, indices: Indices) -> np.ndarray:
         """Graph indices as a host array; negative ones count from the end."""
@@ -272,38 +246,3 @@ class GraphStore:
             raise IndexError(f"there is no graph {chosen[wrong][0]} in a store of {len(self)} graphs")
         chosen[chosen < 0] += len(self)
         return chosen
-
-    def _rows(
-        self, offsets: Tensor, chosen: np.ndarray, value: np.ndarray | None = None
-    ) -> tuple[np.ndarray, Tensor, Tensor]:
-        """Where the rows of the chosen graphs lie.
-
-        Returns the graphs' new offsets [B + 1] (host), the rows to take [total] (device), and for every such
-        row the `value` [B] of its graph (device).
-        """
-        old = offsets.numpy()
-        start = old[chosen]
-        counts = old[chosen + 1] - start
-        ptr = np.concatenate([[0], np.cumsum(counts)])
-        shift = start - ptr[:-1]
-        if old[-1] <= np.iinfo(np.int32).max:
-            shift = shift.astype(np.int32)
-        rows, values = _spread((shift, start if value is None else value), counts, self.device)
-        rows += torch.arange(rows.numel(), dtype=rows.dtype, device=self.device)
-        return ptr, rows, values
-
-
-def _spread(columns: tuple[np.ndarray, ...], counts: np.ndarray, device: torch.device) -> list[Tensor]:
-    """Each column's entry b [B] repeated counts[b] times: [counts.sum()] on `device`."""
-    if device.type == "cpu":
-        return [torch.from_numpy(np.repeat(column, counts)) for column in columns]  # PyTorch's is slower
-    plan = torch.from_numpy(np.stack([*columns, counts])).to(device, non_blocking=True)  # one small copy
-    owner = torch.repeat_interleave(plan[-1], output_size=int(counts.sum()))
-    return list(plan[:-1].index_select(1, owner))
-
-
-def _take(tensor: Tensor, rows: Tensor) -> Tensor:
-    """`tensor[rows]`. PyTorch gathers from one dimension several times faster than from [M, 1]."""
-    if tensor.dim() > 1 and tensor.numel() == tensor.size(0):
-        return tensor.reshape(-1).index_select(0, rows).view(-1, *tensor.shape[1:])
-    return tensor.index_select(0, rows)
