@@ -13,6 +13,7 @@ from sfiformer.config import ExperimentConfig
 from sfiformer.errors import UserError
 from sfiformer.nn.model import SFiFormer, load_dense
 from sfiformer.training.checkpoint import Checkpoints, read_state
+from sfiformer.training.compiling import announced
 from sfiformer.training.distributed import leads, leave, make_fabric, one_voice, products
 from sfiformer.training.inference import load_checkpoint
 from sfiformer.training.interruption import Interrupted
@@ -95,7 +96,8 @@ def train(
             stack.callback(writers.log.close)
         trainer = Trainer(fabric, prepared, model, optimizer, loss, metric, state, shown, writers)
         try:
-            trainer.fit()
+            with announced(shown.say, fabric.device):
+                trainer.fit()
         except Interrupted as stop:
             leave()
             if not lead:
