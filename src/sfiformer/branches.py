@@ -6,12 +6,16 @@ and so is its backward, which autograd runs on the same stream. Outside a captur
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Made = TypeVar("Made", bound="Tensor | tuple[Any, ...]")
 
 
 class Branches:
@@ -43,6 +47,43 @@ class Branches:
         for side in self.used:
             self.trunk.wait_stream(side)
         _shared(self.trunk, outputs)
+
+
+_running_ahead: ContextVar[torch.cuda.Stream | None] = ContextVar("running_ahead", default=None)
+
+
+def running_ahead(like: Tensor) -> AbstractContextManager[Any]:
+    """A context for layers one after the other, in which what is made `ahead` waits for nothing but its beginning."""
+    return _opened(like.device) if _capturing(like) else nullcontext()
+
+
+@contextmanager
+def _opened(device: torch.device) -> Iterator[None]:
+    side = _stream("ahead", 0, device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    token = _running_ahead.set(side)
+    try:
+        yield
+    finally:
+        _running_ahead.reset(token)
+
+
+def ahead(like: Tensor, work: Callable[[], Made], *weights: Tensor) -> Made:
+    """What ``work`` makes of weights, of random numbers and of what there was before the layers, but of nothing that they make.
+
+    In a captured step (`running_ahead`) that is on a stream of its own, and so is its backward: weights are made ready, and
+    their gradients put in place, while the layers compute. Otherwise it is made when it is asked for, and so it is where
+    weights are no parameters, since something on the way may have made them.
+    """
+    side = _running_ahead.get() if _capturing(like) else None
+    if side is None or not all(isinstance(weight, torch.nn.Parameter) for weight in weights):
+        return work()
+    trunk = torch.cuda.current_stream(like.device)
+    with torch.cuda.stream(side):
+        made = work()
+    trunk.wait_stream(side)
+    _shared(trunk, tuple(x for x in (made if isinstance(made, tuple) else (made,)) if isinstance(x, Tensor)))
+    return made
 
 
 def _capturing(like: Tensor) -> bool:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sfiformer.attention.kernels import MAX_NODES, MAX_WIDTH, has_room, usable
 from sfiformer.attention.widths import resized, wide
+from sfiformer.branches import ahead
 
 
 def fused_attend(
@@ -45,7 +46,7 @@ def fused_attend(
         x if x is None else _of_width(x, wide(x.shape[2], x)) for x in (q, k, v, q_friction, k_friction)
     ]
     # Drawn on the device: nothing waits, and a captured step draws anew each time.
-    seed = torch.randint(1 << 62, (), device=q.device) if dropout_p else ptr.new_zeros(())
+    seed = ahead(q, lambda: torch.randint(1 << 62, (), device=q.device)) if dropout_p else ptr.new_zeros(())
     options = (alpha, potential, scale, dropout_p, largest)
     out = fused_attention(*tensors, ptr, lam.float().contiguous(), seed, *options)[0]
     return _of_width(out, v.shape[2])

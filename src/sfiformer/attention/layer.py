@@ -18,6 +18,7 @@ from sfiformer.attention.functional import sfi_attention
 from sfiformer.attention.heads import split_heads
 from sfiformer.attention.inputs import graph_sizes
 from sfiformer.attention.widths import by_parts, joined, resized, widened
+from sfiformer.branches import ahead
 from sfiformer.flow import Proximal
 from sfiformer.flow.problem import Scaling, Solver
 
@@ -42,6 +43,10 @@ class Strengths(NamedTuple):
     alpha: float
     scaling: Scaling
     solver: Solver
+
+    def for_each(self, graphs: int) -> Strengths:
+        """With a λ in its place for each of so many graphs."""
+        return self._replace(lam=torch.as_tensor(self.lam).expand(graphs).contiguous())
 
 
 class SFiAttention(nn.Module):
@@ -231,7 +236,10 @@ class SFiAttention(nn.Module):
         }
         if self.mode == "dfi":
             return dfi_attention(q, k, values, ptr, **options)
-        options |= self.strengths(ptr, x, sizes)._asdict()
+        strengths = ahead(
+            x, lambda: self.strengths(ptr, x, sizes).for_each(len(ptr) - 1), self.raw_lam_factor
+        )
+        options |= strengths._asdict()
         out = sfi_attention(q, k, values, q_friction, k_friction, ptr, **options)
         assert isinstance(out, Tensor)
         return out

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfiformer.attention.kernels import usable
+from sfiformer.branches import ahead
 
 MULTIPLE = 8
 MOST = 5  # layers that one kernel joins
@@ -51,7 +52,8 @@ def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
         out, inner = layers[0].weight.shape
         width, wide_in, dtype = wide(out // parts, x), wide(inner + 1, x), _of_products(x, layers)
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        weight, _ = _joined(weights, biases, parts, width, 1, wide_in, dtype, True)
+        sizes = (parts, width, 1, wide_in, dtype, True)
+        weight, _ = ahead(x, lambda: _joined(weights, biases, *sizes), *weights, *biases)
         product = F.linear(_resized(x, wide_in, dtype, inner, True), weight)
     else:
         weight, bias = joined(layers, x, parts)
@@ -90,7 +92,8 @@ def joined(
     if len(layers) == 1 and (parts * wide_out, in_parts * wide_in, dtype) == (out, inner, weights[0].dtype):
         return weights[0], biases[0]
     if usable(x) and len(layers) <= MOST:
-        return _joined(weights, biases, parts, wide_out, in_parts, wide_in, dtype, False)
+        sizes = (parts, wide_out, in_parts, wide_in, dtype, False)
+        return ahead(x, lambda: _joined(weights, biases, *sizes), *weights, *biases)
     weight = torch.cat(weights) if len(layers) > 1 else weights[0]
     bias = torch.cat(biases) if len(layers) > 1 else biases[0]
     weight = weight.view(-1, out // parts, in_parts, inner // in_parts)

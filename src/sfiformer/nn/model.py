@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sfiformer.branches import running_ahead
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.encoders import FeatureEncoder
 from sfiformer.nn.gps_layer import GPSLayer
 from sfiformer.nn.heads import LinkHead, make_head
-from sfiformer.nn.partition import Partition
+from sfiformer.nn.partition import Structure
 from sfiformer.nn.pretrained import Pretrained, mismatch
 from sfiformer.presets import read_preset
 from sfiformer.schema import Layer, build
@@ -48,19 +49,19 @@ class SFiFormer(Pretrained, nn.Module):
         return cls(build(ModelConfig, [*layers, Layer("overrides", overrides)]))
 
     def forward(self, batch: Any) -> Tensor:
-        x, graphs = self._states(batch)
-        return self.head(x, graphs, batch)
+        x, e, structure = self.encoder(batch)
+        with running_ahead(x):
+            return self.head(self._states(x, e, structure), structure.graphs, batch)
 
     def embed(self, batch: Any) -> Tensor:
         """Node embeddings [N, d]. In a link model, those whose dot products rank all pairs of a graph."""
-        x, _ = self._states(batch)
+        x = self._states(*self.encoder(batch))
         return self.head.embed(x) if isinstance(self.head, LinkHead) else x
 
-    def _states(self, batch: Any) -> tuple[Tensor, Partition]:
-        x, e, structure = self.encoder(batch)
+    def _states(self, x: Tensor, e: Tensor | None, structure: Structure) -> Tensor:
         for layer in self.layers:
             x, e = layer(x, e, structure)
-        return x, structure.graphs
+        return x
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""

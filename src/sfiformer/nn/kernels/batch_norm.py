@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sfiformer.branches import ahead
 from sfiformer.nn.kernels.batch_norm_device import apply_kernel, gradient_kernel, moments_kernel, sums_kernel
 
 SUB, COLS = 16, 32  # a tile is 8 · SUB rows of COLS channels
@@ -37,7 +38,7 @@ def fused_batch_norm(
     (as 0 without one), and neither they nor the gradients that reach them give anything to a gradient of x, update or a
     parameter. Nothing waits for the device, and all can be captured in a CUDA graph.
     """
-    seed = torch.randint(1 << 62, (), device=x.device) if dropout else None
+    seed = ahead(x, lambda: torch.randint(1 << 62, (), device=x.device)) if dropout else None
     return _FusedBatchNorm.apply(
         x, update, residual, weight, bias, running_mean, running_var, batches, rows, seed,
         activation, dropout, momentum, eps,
