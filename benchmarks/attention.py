@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +123,7 @@ def one_shape(name: str, dtype: torch.dtype, arguments: argparse.Namespace) -> t
     return lines, requirements(name, found, device)
 
 
-def report(arguments: argparse.Namespace) -> str:
+def report(arguments: argparse.Namespace) -> Iterator[str]:
     device = torch.device(arguments.device)
     tf32 = ", TF32 allowed" if arguments.tf32 else ""
     versions = {"NumPy": np.__version__}
@@ -130,12 +131,10 @@ def report(arguments: argparse.Namespace) -> str:
         import triton
 
         versions["Triton"] = triton.__version__
-    lines = [
-        *header(device, **versions),
-        f"numbers   {', '.join(arguments.dtype)}{tf32}; λ = {LAM:g}/n, α = {ALPHA}",
-    ]
+    yield from header(device, **versions)
+    yield f"numbers   {', '.join(arguments.dtype)}{tf32}; λ = {LAM:g}/n, α = {ALPHA}"
     if device.type == "cuda":
-        lines.append("ratios    of replayed CUDA graphs; to and of proximal iterations, of plain calls")
+        yield "ratios    of replayed CUDA graphs; to and of proximal iterations, of plain calls"
         print("compiling …", file=sys.stderr, flush=True)
         compile_kernels(_cases(arguments), device)
     checks: list[str] = []
@@ -144,16 +143,18 @@ def report(arguments: argparse.Namespace) -> str:
         for name in arguments.shapes:
             print(f"measuring {name}, {dtype} …", file=sys.stderr, flush=True)
             tables, met = one_shape(name, getattr(torch, dtype), arguments)
-            lines, checks = lines + tables, checks + met
+            yield from tables
+            checks += met
     if arguments.large:
         checks += ["", "requirements, one large graph"]
     for nodes in arguments.large:
         print(f"measuring {nodes} nodes …", file=sys.stderr, flush=True)
         tables, met = one_large_graph(nodes, device, arguments.seconds)
-        lines, checks = lines + tables, checks + met
+        yield from tables
+        checks += met
     for dtype in arguments.dtype if arguments.large else []:
-        lines += border(getattr(torch, dtype), device, arguments.seconds)
-    return "\n".join([*lines, *checks])
+        yield from border(getattr(torch, dtype), device, arguments.seconds)
+    yield from checks
 
 
 def _sizes(name: str, arguments: argparse.Namespace) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -139,9 +139,12 @@ def judged(
     return line.rstrip() if goal is None else f"{line} goal {sign} {goal:g}: {verdict(goal)}"
 
 
-def publish(text: str, out: Path | None) -> None:
-    """Prints a report and, where ``out`` is given, writes it there, all of it or nothing."""
-    print(text)
+def publish(lines: Iterable[str], out: Path | None) -> None:
+    """Prints a report line by line as it comes about and, where ``out`` is given, writes it there, all of it or nothing."""
+    report = []
+    for line in lines:
+        print(line, flush=True)
+        report.append(line + "\n")
     if out:
         with whole_file(out) as file:
-            file.write((text + "\n").encode())
+            file.write("".join(report).encode())

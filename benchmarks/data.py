@@ -124,7 +124,7 @@ def check_equal(expected, got) -> None:
             raise AssertionError(f"the two batches differ in {name}")
 
 
-def report(store: GraphStore, source: str, device: torch.device, rounds: int) -> str:
+def report(store: GraphStore, source: str, device: torch.device, rounds: int) -> list[str]:
     milliseconds = measure(store, device, rounds)
     baseline = milliseconds["PyG DataLoader"]
     per_graph = f"{store.num_nodes / len(store):.1f} nodes and {store.num_edges / len(store):.1f} edges each"
@@ -136,8 +136,7 @@ def report(store: GraphStore, source: str, device: torch.device, rounds: int) ->
         "",
         f"{'loader':<22}{'ms a batch':>12}{'times faster':>14}",
     ]
-    lines += [f"{name:<22}{ms:>12.3f}{baseline / ms:>14.1f}" for name, ms in milliseconds.items()]
-    return "\n".join(lines)
+    return lines + [f"{name:<22}{ms:>12.3f}{baseline / ms:>14.1f}" for name, ms in milliseconds.items()]
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -178,12 +179,10 @@ class Table:
         ]
 
 
-def report(arguments: argparse.Namespace) -> str:
+def report(arguments: argparse.Namespace) -> Iterator[str]:
     device = torch.device(arguments.device)
-    lines = [
-        *header(device, PyG=torch_geometric.__version__, NumPy=np.__version__),
-        f"numbers   precision {arguments.precision}",
-    ]
+    yield from header(device, PyG=torch_geometric.__version__, NumPy=np.__version__)
+    yield f"numbers   precision {arguments.precision}"
     torch.eye(8, device=device) @ torch.eye(
         8, device=device
     )  # work space of the library is no model's memory
@@ -193,10 +192,11 @@ def report(arguments: argparse.Namespace) -> str:
         problem = Problem.of(shape, arguments.batches, arguments.precision, device)
         table = Table(shape, problem, measure(problem, arguments.models, device, arguments.seconds), device)
         parts, data_share = table.breakdowns()
-        lines += [*table.lines(), *parts]
+        yield from (*table.lines(), *parts)
         checks += table.requirements(data_share)
         del table  # frees the models and their captures, ends the workers
-    return "\n".join([*lines, "", "requirements", *checks] if checks else lines)
+    if checks:
+        yield from ("", "requirements", *checks)
 
 
 def main() -> None:
@@ -220,8 +220,7 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     with products(arguments.precision):
-        text = report(arguments)
-    publish(text, arguments.out)
+        publish(report(arguments), arguments.out)
 
 
 if __name__ == "__main__":
