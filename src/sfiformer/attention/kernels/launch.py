@@ -156,12 +156,15 @@ def fused_attention_backward(
     if nodes:  # gentle rows alone: no need to wait for the others
         run(key_kernel, keys, of_k, of_v, of_k_friction, plain, DENSE=dense)
     branches.join()
+    grad_lam = torch.zeros_like(lam) if dense else torch.empty_like(lam)
+    branches = Branches("buckets", q)
+    if graphs and not dense:
+        with branches.next():
+            lam_kernel[(graphs,)](sums[3], ptr, lam, grad_lam, heads, BLOCK=1024)
     if nodes and not dense:
         options = {**large, "ON_CHIP": log_gentle(q)}
         run(pivot_key_kernel, pivoted, of_k, of_v, of_k_friction, found, most=FEW, **options)
-    grad_lam = torch.zeros_like(lam) if dense else torch.empty_like(lam)
-    if graphs and not dense:
-        lam_kernel[(graphs,)](sums[3], ptr, lam, grad_lam, heads, BLOCK=1024)
+    branches.join()
     return of_q, of_k, of_v, of_q_friction, of_k_friction, grad_lam
 
 

@@ -81,8 +81,9 @@ def row_sum(
         columns = min(triton.next_power_of_2(width), 1024)
         edges, warps = tile_edges(terms, rows, columns), tile_warps(columns)
     else:  # few long rows are cut into narrow columns: more programs, and more terms at a time in each
-        columns, edges = min(triton.next_power_of_2(width), 16), 128
-        warps = max(1, edges * columns // 256)
+        columns = min(triton.next_power_of_2(width), 16)
+        edges = min(triton.next_power_of_2(-(-2 * terms // rows)), 512)
+        warps = max(1, edges * columns // 512)
     row_sum_kernel[(rows, triton.cdiv(width, columns))](
         x, out, ptr, order, column, weight, loop, width, columns, edges, num_warps=warps
     )
