@@ -71,7 +71,7 @@ def load_custom(
     """
     name = str(source) if isinstance(source, str | Path) else "the list"
     bad: Bad | None = [] if skip_bad else None
-    rows, target_names = open_source(
+    rows, columns = open_source(
         source, targets=targets, smiles_column=smiles_column, split_column=split_column
     )
     records = [record for record in read_graphs(rows, bad=bad) if _keep([record], _settle_split, bad)]
@@ -79,14 +79,12 @@ def load_custom(
     with _about(name):
         level = level or infer_level(records)
     records = _with_labels_of_one_width(records, level, bad)
-    if (
-        target_names is not None
-        and records[0].y is not None
-        and records[0].y.values.size != len(target_names)
-    ):
+    target_names = columns
+    if columns is not None and records[0].y is not None and records[0].y.values.size != len(columns):
         target_names = None  # one column held a list of targets
     with _about(name):
         task = infer_task(records, level=level, kind=kind, classes=classes, target_names=target_names)
+    task = replace(task, columns=columns)
     records = _keep(records, lambda record: encode(record, task), bad)
     _not_empty(name, records, bad)
     molecules = isinstance(source, str | Path) and str(source).endswith(CSV)
@@ -134,12 +132,13 @@ def stream(
     """Chunks of a source for prediction: the graphs' ids and their store, `chunk` graphs in memory at a time.
 
     Graphs must fit the `schema` that the model was trained on. Labels are not needed; with `task` they are
-    read and encoded as in training. A graph without an id of its own is called by its place in the source,
-    from 0. `bad` collects bad rows, as for `read_graphs`.
+    read and encoded as in training, those of a CSV from the columns `targets` where it has any of them. A graph
+    without an id of its own is called by its place in the source, from 0. `bad` collects bad rows, as for
+    `read_graphs`.
     """
     if task is None:
         targets = ()
-    rows, _ = open_source(source, targets=targets, smiles_column=smiles_column)
+    rows, _ = open_source(source, targets=targets, smiles_column=smiles_column, labelled=False)
     graphs = _encodable(read_graphs(rows, bad=bad, schema=schema), task, bad)
     while members := list(islice(graphs, chunk)):
         yield [record.id or str(record.number) for record in members], pack(members, schema, task)

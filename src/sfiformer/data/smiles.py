@@ -131,12 +131,14 @@ def find_columns(
     smiles: str | None = None,
     targets: Sequence[str] | None = None,
     split: str = "split",
+    labelled: bool = True,
 ) -> Columns:
     """Read the header and, to find unnamed targets, the rows.
 
     Targets that are not given: a column called y, label(s), target(s) or class; else all further columns
     whose every entry is a number or missing; else a single further column of text. An unnamed column and
-    ones called id, identifier, index or name are not targets.
+    ones called id, identifier, index or name are not targets. A file that need not be `labelled` may have none
+    of the given targets.
     """
     header = next(_csv(path))
     by_lower = {name.strip().lower(): name for name in header}
@@ -148,6 +150,8 @@ def find_columns(
                 "(--data.smiles_column of sfi train, --smiles-column of sfi predict)"
             )
         smiles = by_lower.get("smiles") or found[0]
+    if targets and not labelled and not set(targets) & set(header):
+        targets = ()
     wanted = [smiles, *(targets or ()), *([split] if split != "split" else [])]
     unknown = [name for name in wanted if name not in header]
     if unknown:

@@ -24,12 +24,13 @@ def open_source(
     targets: Sequence[str] | None = None,
     smiles_column: str | None = None,
     split_column: str = "split",
+    labelled: bool = True,
 ) -> tuple[Rows, tuple[str, ...] | None]:
     """The rows of a source, and the names of its target columns (CSV).
 
     A source is a list of PyG `Data`, or a file of them (.pt), of JSON lines (.jsonl, see `jsonl`), or of
-    SMILES (.csv, where `targets` are the target columns, found where None, and () reads none); .gz where the
-    text is zipped.
+    SMILES (.csv, where `targets` are the target columns, found where None, and () reads none; a file that need
+    not be `labelled` may have none of them); .gz where the text is zipped.
     """
     if not isinstance(source, str | Path):
         from . import ptfile  # PyG takes seconds to import, and only its own graphs need it
@@ -39,7 +40,9 @@ def open_source(
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
     if path.name.endswith(CSV):
-        columns = smiles.find_columns(path, smiles=smiles_column, targets=targets, split=split_column)
+        columns = smiles.find_columns(
+            path, smiles=smiles_column, targets=targets, split=split_column, labelled=labelled
+        )
         return smiles.rows(path, columns), columns.targets
     if path.name.endswith(JSONL):
         return jsonl.rows(path, split_column), None

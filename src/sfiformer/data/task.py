@@ -21,6 +21,7 @@ class Task:
     outputs: numbers the model emits per target row.
     class_names: the name of each class ("classification", and "binary" as (negative, positive)).
     target_names: the name of each of the `outputs` columns ("multilabel", "regression", "binary").
+    columns: the columns of a table that the targets were read from, by which another table is read.
     target_mean, target_std: what a regression was standardised with; stored targets are (y - mean) / std.
     """
 
@@ -29,12 +30,13 @@ class Task:
     outputs: int
     class_names: tuple[str, ...] | None = None
     target_names: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
     target_mean: tuple[float, ...] | None = None
     target_std: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         # Lists are what JSON and YAML give back; a frozen value holds tuples.
-        for name in ("class_names", "target_names", "target_mean", "target_std"):
+        for name in ("class_names", "target_names", "columns", "target_mean", "target_std"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, tuple(value))

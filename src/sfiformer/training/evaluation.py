@@ -106,8 +106,9 @@ def evaluate(
         )
         measure(metric, model, store, task, batch_size=batch_size or config.data.batch_size, device=place)
     if not labelled:
+        columns = f" in {', '.join(task.columns)}" if task.columns else ""
         raise UserError(
-            f"{data or f'the split {split}'} has no labels to evaluate against; sfi predict needs none"
+            f"{data or f'the split {split}'} has no labels to evaluate against{columns}; sfi predict needs none"
         )
     values = metric.compute()
     return values if isinstance(values, dict) else {str(metric.name): values}
@@ -133,9 +134,9 @@ def raw_stores(
     if data is not None and not Path(data).is_dir():
         from sfiformer.data.custom import stream  # PyTorch Geometric takes seconds to import
 
-        yield from (
-            store for _, store in stream(data, schema, task=task, chunk=CHUNK, targets=config.data.targets)
-        )
+        # The columns by name; a run of an earlier release knows those of several targets only.
+        targets = config.data.targets or task.columns or task.target_names
+        yield from (store for _, store in stream(data, schema, task=task, chunk=CHUNK, targets=targets))
         return
     if data is not None:
         config = replace(config, data=replace(config.data, root=str(data)))

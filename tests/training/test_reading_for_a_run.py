@@ -1,0 +1,70 @@
+"""A file that is given to a run is read as the run read its own."""
+
+import pytest
+
+pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
+
+from sfiformer.config import ExperimentConfig
+from sfiformer.explain.runs import ExplainedRun
+from sfiformer.training import evaluate, train
+
+SMALL = {
+    "model.layers": 1,
+    "model.dim": 8,
+    "model.heads": 1,
+    "model.pe": "none",
+    "trainer.epochs": 1,
+    "trainer.accelerator": "cpu",
+    "optim.warmup_epochs": 0,
+}
+MOLECULES = [("C" * (1 + i % 7)) + ("O" if i % 2 else "N") for i in range(20)]
+
+
+def table(path, columns):
+    """A CSV of columns by name, written in their order."""
+    rows = zip(*columns.values(), strict=True)
+    path.write_text("".join(",".join(map(str, row)) + "\n" for row in [tuple(columns), *rows]))
+    return path
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """trained(columns): the run of a model trained on a table of them."""
+
+    def make(columns, more=()):
+        file = table(tmp_path / "train.csv", columns)
+        settings = {**SMALL, "data.path": str(file), "data.root": str(tmp_path / "root"), **dict(more)}
+        return train(ExperimentConfig.from_preset("custom", settings), tmp_path / "run", progress=False).run
+
+    return make
+
+
+NUMBERS = {
+    "smiles": MOLECULES,
+    "logP": [i / 2 for i in range(20)],
+    "mass": [100 + i for i in range(20)],
+}
+NAMES = {"smiles": MOLECULES, "colour": ["red" if i % 2 else "blue" for i in range(20)]}
+
+
+@pytest.mark.parametrize("columns", [NUMBERS, NAMES])
+def test_labels_are_read_by_the_names_of_their_columns(trained, tmp_path, columns):
+    run = trained(columns)
+    scores = evaluate(run, data=tmp_path / "train.csv", device="cpu")
+    turned = dict(reversed(columns.items()))
+    assert evaluate(run, data=table(tmp_path / "turned.csv", turned), device="cpu") == scores
+    more = {"price": range(20), "label": ["?"] * 20, **columns}
+    assert evaluate(run, data=table(tmp_path / "more.csv", more), device="cpu") == scores
+
+
+def test_labels_of_a_table_that_has_none_of_them_or_not_all(trained, tmp_path):
+    run = trained(NUMBERS)
+    some = table(tmp_path / "some.csv", {"smiles": MOLECULES, "mass": range(20)})
+    with pytest.raises(ValueError, match=r"some.csv: no column 'logP'; the columns are smiles, mass"):
+        evaluate(run, data=some, device="cpu")
+    none = table(tmp_path / "none.csv", {"smiles": MOLECULES, "price": range(20)})
+    with pytest.raises(
+        ValueError, match=r"none.csv has no labels to evaluate against in logP, mass; sfi pre"
+    ):
+        evaluate(run, data=none, device="cpu")
+    assert len(ExplainedRun(run, data=none)) == 20  # a picture needs no label
