@@ -1,5 +1,7 @@
 """How errors are shown."""
 
+import warnings
+
 import pytest
 
 from sfiformer.cli import app
@@ -14,3 +16,10 @@ def test_an_error_of_the_disk_names_the_file_first(monkeypatch, capsys):
         app.main(["explain"])
     assert caught.value.code == 1
     assert capsys.readouterr().err == "sfi: mine.jsonl: File exists\n"
+
+
+def test_a_warning_is_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(app, "app", lambda *_, **__: warnings.warn("skipped: 1 bad", stacklevel=1))
+    with pytest.raises(SystemExit):
+        app.main(["eval"])
+    assert capsys.readouterr().err == "warning: skipped: 1 bad\n"

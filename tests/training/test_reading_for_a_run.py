@@ -6,6 +6,7 @@ pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
 
 from sfiformer.config import ExperimentConfig
 from sfiformer.explain.runs import ExplainedRun
+from sfiformer.prediction import predict, write_predictions
 from sfiformer.training import evaluate, train
 
 SMALL = {
@@ -68,3 +69,23 @@ def test_labels_of_a_table_that_has_none_of_them_or_not_all(trained, tmp_path):
     ):
         evaluate(run, data=none, device="cpu")
     assert len(ExplainedRun(run, data=none)) == 20  # a picture needs no label
+
+
+def test_settings_of_reading_are_those_of_the_run(trained, tmp_path):
+    molecules = ["oops", *MOLECULES]
+    columns = {"molecule": molecules, "smiles": ["-"] * 21, "colour": ["red", *NAMES["colour"]]}
+    settings = {"data.smiles_column": "molecule", "data.targets": ["colour"], "data.skip_bad": True}
+    run = trained(columns, settings)
+    file = table(tmp_path / "more.csv", {**columns, "molecule": ["what?", *MOLECULES]})
+
+    skipped = r"^skipped: 1 bad, the first .*more.csv, row 1: RDKit cannot read the SMILES 'what\?'$"
+    with pytest.warns(UserWarning, match=skipped):
+        assert evaluate(run, data=file, device="cpu").keys() == {"roc_auc"}
+    with pytest.warns(UserWarning, match=skipped):
+        assert len(ExplainedRun(run, data=file)) == 20
+    with pytest.warns(UserWarning, match=skipped):
+        assert len(predict(run, file, device="cpu")["graph"]) == 20
+    rows, bad = write_predictions(run, file, tmp_path / "out.csv", device="cpu")
+    assert (rows, len(bad)) == (20, 1)
+    with pytest.warns(UserWarning, match=r"skipped: 1 bad, the first .*train.csv, row 1"):
+        evaluate(run, device="cpu")

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from typing import Any
 
 import typer
@@ -34,7 +35,9 @@ def main(arguments: list[str] | None = None) -> None:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        code = app(arguments, prog_name="sfi", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            code = app(arguments, prog_name="sfi", standalone_mode=False)
     except Exception as error:
         if "--debug" in arguments:
             raise
@@ -72,6 +75,11 @@ def _usage(error: Any) -> str:
         return f"there is no option {option}; did you mean {nearest(option, known)}?"
     help_command = f" (see {error.ctx.command_path} --help)" if getattr(error, "ctx", None) else ""
     return error.format_message().rstrip(".") + help_command
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning is a line, as an error is; where in the code it arose is of no use to its reader."""
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _say(message: str, code: int) -> int:

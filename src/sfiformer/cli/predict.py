@@ -25,11 +25,17 @@ def predict(
     ] = 32,
     device: Device = "auto",
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Report and leave out unreadable graphs instead of stopping.")
+        bool,
+        typer.Option(
+            "--skip-bad",
+            help="Report and leave out unreadable graphs, as the run may have, instead of stopping.",
+        ),
     ] = False,
     smiles_column: Annotated[
         str | None,
-        typer.Option("--smiles-column", metavar="NAME", help="Column of a CSV; found if not given."),
+        typer.Option(
+            "--smiles-column", metavar="NAME", help="Column of a CSV; as in training, or found, if not given."
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:

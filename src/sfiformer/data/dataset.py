@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from .schema import Schema
+from .source import skipped
 from .store import GraphStore
 from .task import Task
 
@@ -34,6 +35,5 @@ class Dataset:
             *self.notes,
         ]
         if self.bad:
-            place, reason = self.bad[0]
-            lines.append(f"skipped: {len(self.bad)} bad, the first {place}: {reason}")
+            lines.append(skipped(self.bad))
         return "\n".join(lines)

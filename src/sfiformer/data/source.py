@@ -83,3 +83,9 @@ def report(bad: Bad | None, place: str, error: ValueError) -> None:
     if bad is None:
         raise ValueError(f"{place}: {error}") from None
     bad.append((place, str(error)))
+
+
+def skipped(bad: Bad) -> str:
+    """A line that says how many rows were left out, and which was the first."""
+    place, reason = bad[0]
+    return f"skipped: {len(bad)} bad, the first {place}: {reason}"

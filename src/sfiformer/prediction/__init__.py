@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sfiformer.data.source import Bad
 from sfiformer.errors import UserError
 from sfiformer.prediction.predictor import Predictor
 from sfiformer.prediction.tables import table_file
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 __all__ = ["Predictor", "Written", "predict", "write_predictions"]
-
-Bad = list[tuple[str, str]]
 
 
 class Written(NamedTuple):
@@ -45,7 +44,8 @@ def predict(
         checkpoint: "best" or "last".
         batch_size: graphs at a time. The predictions do not depend on it.
         device: "auto" is a GPU where there is one.
-        bad: a list to which bad rows are added as (place, reason); without one, the first is an error.
+        bad: a list to which bad rows are added as (place, reason); without one, the first is an error, or they are
+            left out with a warning where the run left out its own.
         smiles_column: of a CSV; None: as in training, or found.
 
     Returns:
@@ -72,13 +72,16 @@ def write_predictions(
     skip_bad: bool = False,
     smiles_column: str | None = None,
 ) -> Written:
-    """`predict` into a file, .csv or .parquet, a batch in memory at a time; it appears whole or not at all."""
+    """`predict` into a file, .csv or .parquet, a batch in memory at a time; it appears whole or not at all.
+
+    With `skip_bad`, or where the run left out its own, bad rows are left out and listed.
+    """
     if isinstance(source, str | Path) and Path(source).resolve() == Path(out).resolve():
         raise UserError(f"{out} is the input itself: choose another file for the predictions")
-    bad: Bad | None = [] if skip_bad else None
     rows = 0
     with table_file(Path(out)) as write:
         predictor = Predictor.from_run(run, checkpoint=checkpoint, device=device)
+        bad: Bad | None = [] if skip_bad or predictor.skip_bad else None
         for part in predictor.tables(source, batch_size=batch_size, bad=bad, smiles_column=smiles_column):
             write(part)
             rows += len(part["graph"])

@@ -1,5 +1,6 @@
 """A trained model with all that it takes to read new graphs and to say its outputs in the user's terms."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from sfiformer.data.batch import GraphBatch
 from sfiformer.data.custom import stream
 from sfiformer.data.decode import decode
 from sfiformer.data.schema import Schema
+from sfiformer.data.source import Bad, skipped
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.store import GraphStore
 from sfiformer.data.task import Task
@@ -33,6 +35,7 @@ class Predictor:
         schema: the features that it was trained on; other graphs are refused.
         standardizer: of the training features, where they were standardised.
         smiles_column: of the CSV files that are to come, where it cannot be found.
+        skip_bad: leave out bad rows of the files that are to come, with a warning.
     """
 
     def __init__(
@@ -42,25 +45,26 @@ class Predictor:
         schema: Schema,
         standardizer: Standardizer | None = None,
         smiles_column: str | None = None,
+        skip_bad: bool = False,
     ) -> None:
         self.model, self.task, self.schema = model.eval(), task, schema
-        self.standardizer, self.smiles_column = standardizer, smiles_column
+        self.standardizer, self.smiles_column, self.skip_bad = standardizer, smiles_column, skip_bad
 
     @classmethod
     def from_run(cls, run: str | Path, *, checkpoint: str = "best", device: str = "auto") -> "Predictor":
         """The model of a run's checkpoint, "best" or "last", on a device ("auto": a GPU where there is one)."""
         folder = RunFolder(run)
         task, schema, standardizer = folder.task()
-        smiles_column = folder.config().data.smiles_column
+        data = folder.config().data
         model = load_checkpoint(folder, checkpoint).to(pick_device(device))
-        return cls(model, task, schema, standardizer, smiles_column)
+        return cls(model, task, schema, standardizer, data.smiles_column, data.skip_bad)
 
     def tables(
         self,
         source: "str | Path | Sequence[Data]",
         *,
         batch_size: int = 32,
-        bad: list[tuple[str, str]] | None = None,
+        bad: Bad | None = None,
         smiles_column: str | None = None,
     ) -> Iterator[Table]:
         """The table of predictions part by part, `batch_size` graphs in memory at a time; see `predict`."""
@@ -68,12 +72,15 @@ class Predictor:
             raise UserError(f"the batch size is {batch_size}; it must be at least 1")
         rows = 0
         column = smiles_column or self.smiles_column
-        for ids, store in stream(source, self.schema, chunk=batch_size, bad=bad, smiles_column=column):
+        left_out: Bad | None = [] if bad is None and self.skip_bad else bad
+        for ids, store in stream(source, self.schema, chunk=batch_size, bad=left_out, smiles_column=column):
             if table := self._table(ids, store):
                 rows += len(table["graph"])
                 yield table
         if not rows:
-            raise UserError(self._nothing(source, bad))
+            raise UserError(self._nothing(source, left_out))
+        if left_out and bad is None:
+            warnings.warn(skipped(left_out), stacklevel=2)
 
     @torch.inference_mode()
     def _table(self, ids: list[str], store: GraphStore) -> Table:
@@ -106,7 +113,7 @@ class Predictor:
         source, target = store.link["edge_label_index"].t().tolist()
         return {"graph": graph, "source": source, "target": target}
 
-    def _nothing(self, source: Any, bad: list[tuple[str, str]] | None) -> str:
+    def _nothing(self, source: Any, bad: Bad | None) -> str:
         name = source if isinstance(source, str | Path) else "the list"
         if bad:
             place, reason = bad[0]

@@ -15,6 +15,7 @@ from sfiformer import ranks
 from sfiformer.config import ExperimentConfig
 from sfiformer.data.named import load_dataset
 from sfiformer.data.schema import Schema
+from sfiformer.data.source import Bad, skipped
 from sfiformer.data.store import GraphStore
 from sfiformer.data.task import Task
 from sfiformer.errors import UserError
@@ -130,13 +131,28 @@ def _labelled(store: GraphStore, task: Task) -> bool:
 def raw_stores(
     config: ExperimentConfig, task: Task, schema: Schema, split: str, data: str | Path | None
 ) -> Iterator[GraphStore]:
-    """The graphs of a split of a run's data, or of a file of labelled graphs, part by part, as they were read."""
+    """The graphs of a split of a run's data, or of a file of labelled graphs, part by part, as they were read.
+
+    Bad rows are left out where the run left out its own, and a warning says so.
+    """
     if data is not None and not Path(data).is_dir():
         from sfiformer.data.custom import stream  # PyTorch Geometric takes seconds to import
 
         # The columns by name; a run of an earlier release knows those of several targets only.
         targets = config.data.targets or task.columns or task.target_names
-        yield from (store for _, store in stream(data, schema, task=task, chunk=CHUNK, targets=targets))
+        bad: Bad | None = [] if config.data.skip_bad else None
+        graphs = stream(
+            data,
+            schema,
+            task=task,
+            chunk=CHUNK,
+            bad=bad,
+            targets=targets,
+            smiles_column=config.data.smiles_column,
+        )
+        yield from (store for _, store in graphs)
+        if bad:
+            warnings.warn(skipped(bad), stacklevel=2)
         return
     if data is not None:
         config = replace(config, data=replace(config.data, root=str(data)))
@@ -151,4 +167,6 @@ def raw_stores(
         raise UserError(
             f"{dataset.name} is not what the run was trained on: {dataset.task.describe()}, not {task.describe()}"
         )
+    if dataset.bad:
+        warnings.warn(skipped(dataset.bad), stacklevel=2)
     yield dataset.splits[split]
