@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sfiformer.data.official import find
+from sfiformer.data.source import digest
 from sfiformer.errors import UserError
 from sfiformer.explain import explain_statistics
 from sfiformer.explain.record import GraphRecord, LayerRecord
@@ -124,6 +125,8 @@ def test_runs_on_other_graphs_do_not_compare(run, graphs, tmp_path):
     fewer.write_text("".join(reversed(graphs.read_text().splitlines(keepends=True))))
     settings = other / "config.yaml"
     settings.write_text(settings.read_text().replace(str(graphs), str(fewer)))
+    about = json.loads((other / "about.json").read_text())
+    (other / "about.json").write_text(json.dumps({**about, "data_sha256": digest(fewer)}))
     with pytest.raises(UserError, match="other was not trained on the graphs of"):
         explain_statistics(run("sfi"), against=other, out=tmp_path)
     assert not list(tmp_path.glob("*.png"))

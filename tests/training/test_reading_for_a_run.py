@@ -1,13 +1,16 @@
 """A file that is given to a run is read as the run read its own."""
 
+import json
+
 import pytest
 
 pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
 
 from sfiformer.config import ExperimentConfig
+from sfiformer.errors import UserError
 from sfiformer.explain.runs import ExplainedRun
 from sfiformer.prediction import predict, write_predictions
-from sfiformer.training import evaluate, train
+from sfiformer.training import RunFolder, evaluate, train
 
 SMALL = {
     "model.layers": 1,
@@ -88,4 +91,40 @@ def test_settings_of_reading_are_those_of_the_run(trained, tmp_path):
     rows, bad = write_predictions(run, file, tmp_path / "out.csv", device="cpu")
     assert (rows, len(bad)) == (20, 1)
     with pytest.warns(UserWarning, match=r"skipped: 1 bad, the first .*train.csv, row 1"):
+        evaluate(run, device="cpu")
+
+
+def test_a_file_that_was_changed_is_not_taken_for_the_runs_own(trained, tmp_path):
+    run = trained(NAMES)
+    file, before = tmp_path / "train.csv", (tmp_path / "train.csv").read_text()
+    again = RunFolder(run).config()
+    scores = evaluate(run, device="cpu")
+    file.write_text(before + "CCCCC,green\n")
+    changed = rf"^{file} was changed since the run in {run} began.*: put the file back as it was, "
+    with pytest.raises(UserError, match=changed + "give it with --data"):
+        evaluate(run, device="cpu")
+    with pytest.raises(UserError, match=changed + "give it with --data"):
+        len(ExplainedRun(run))
+    with pytest.raises(UserError, match=changed + "or train anew in another folder"):
+        train(again, run, resume=True, progress=False)
+    with pytest.raises(ValueError, match=r"row 21: label 'green' is not among the 2 classes \(blue, red\)"):
+        evaluate(run, data=file, device="cpu")
+    file.write_text(before)
+    assert evaluate(run, device="cpu") == scores
+    train(again, run, resume=True, progress=False)
+    file.unlink()
+    with pytest.raises(ValueError, match=r"train.csv: there is no such file"):
+        evaluate(run, device="cpu")
+
+
+def test_runs_of_earlier_releases_know_their_file_by_its_task(trained, tmp_path):
+    run = trained(NAMES)
+    about = json.loads((run / "about.json").read_text())
+    assert len(about.pop("data_sha256")) == 64
+    (run / "about.json").write_text(json.dumps(about))
+    file = tmp_path / "train.csv"
+    file.write_text(file.read_text().replace("C,", "CC,"))
+    assert evaluate(run, device="cpu").keys() == {"roc_auc"}
+    file.write_text(file.read_text().replace("red", "green"))
+    with pytest.raises(UserError, match=r"is not what the run .* \(blue, green\), not .* \(blue, red\)"):
         evaluate(run, device="cpu")

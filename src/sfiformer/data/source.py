@@ -1,5 +1,6 @@
 """Where a user's graphs come from, and how they are read: one at a time, each checked, each error with its place."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,6 +77,12 @@ def read_graphs(rows: Rows, *, bad: Bad | None = None, schema: Schema | None = N
         if record.edge_index.shape[1]:  # a graph without edges does not tell the width of edge_attr
             edge_width = 0 if record.edge_attr is None else record.edge_attr.shape[1]
         yield record
+
+
+def digest(path: str | Path) -> str:
+    """The SHA-256 of a file: another one where anything in it was changed."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def report(bad: Bad | None, place: str, error: ValueError) -> None:

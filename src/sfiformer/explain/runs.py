@@ -40,7 +40,7 @@ class ExplainedRun:
     ) -> None:
         folder = RunFolder(run)
         self.path, self.config = folder.path, folder.config()
-        self.task, self.schema, self.standardizer = folder.task()
+        self.task, _, self.standardizer = folder.task()
         self.model = load_checkpoint(folder, checkpoint)
         self.place = split if data is None or Path(data).is_dir() else Path(data).name
         self._split, self._data = split, data
@@ -52,7 +52,7 @@ class ExplainedRun:
     @cached_property
     def stores(self) -> list[GraphStore]:
         """The graphs as they were read; those of a file come in several stores."""
-        return list(raw_stores(self.config, self.task, self.schema, self._split, self._data))
+        return list(raw_stores(RunFolder(self.path), self._split, self._data))
 
     def __len__(self) -> int:
         """How many graphs there are."""

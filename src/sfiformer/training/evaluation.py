@@ -12,7 +12,7 @@ import torch
 from torchmetrics import Metric, MetricCollection
 
 from sfiformer import ranks
-from sfiformer.config import ExperimentConfig
+from sfiformer.config import DataConfig
 from sfiformer.data.named import load_dataset
 from sfiformer.data.schema import Schema
 from sfiformer.data.source import Bad, skipped
@@ -93,14 +93,14 @@ def evaluate(
     """
     folder = RunFolder(run)
     config = folder.config()
-    task, schema, standardizer = folder.task()
+    task, _, standardizer = folder.task()
     model = load_checkpoint(folder, checkpoint)
     place = pick_device(device)
     model.to(place)
     # A ranking has three variants of its metric.
     metric = (link_mrrs() if task.kind == "ranking" else objective(config, task)[1]).to(place)
     labelled = False
-    for raw in raw_stores(config, task, schema, split, data):
+    for raw in raw_stores(folder, split, data):
         labelled |= _labelled(raw, task)
         store = model_inputs(
             raw, model.config, standardizer, encoding_cache(config) if data is None else None
@@ -128,45 +128,54 @@ def _labelled(store: GraphStore, task: Task) -> bool:
     return bool((~labels.isnan() if labels.is_floating_point() else labels >= 0).any())
 
 
-def raw_stores(
-    config: ExperimentConfig, task: Task, schema: Schema, split: str, data: str | Path | None
-) -> Iterator[GraphStore]:
+def raw_stores(run: RunFolder, split: str, data: str | Path | None) -> Iterator[GraphStore]:
     """The graphs of a split of a run's data, or of a file of labelled graphs, part by part, as they were read.
 
     Bad rows are left out where the run left out its own, and a warning says so.
     """
+    config, (task, schema, _) = run.config(), run.task()
+    # Columns by their names; a run of an earlier release knows those of several targets only.
+    targets = config.data.targets or task.columns or task.target_names
+    settings = replace(config.data, targets=targets)
     if data is not None and not Path(data).is_dir():
-        from sfiformer.data.custom import stream  # PyTorch Geometric takes seconds to import
-
-        # The columns by name; a run of an earlier release knows those of several targets only.
-        targets = config.data.targets or task.columns or task.target_names
-        bad: Bad | None = [] if config.data.skip_bad else None
-        graphs = stream(
-            data,
-            schema,
-            task=task,
-            chunk=CHUNK,
-            bad=bad,
-            targets=targets,
-            smiles_column=config.data.smiles_column,
-        )
-        yield from (store for _, store in graphs)
-        if bad:
-            warnings.warn(skipped(bad), stacklevel=2)
+        yield from _file(data, settings, task, schema)
         return
+    run.require_own_file("give it with --data to take all of its graphs, or train anew")
     if data is not None:
-        config = replace(config, data=replace(config.data, root=str(data)))
-    dataset = load_dataset(config.data, config.seed)
+        settings = replace(settings, root=str(data))
+    dataset = load_dataset(settings, config.seed)
     if split not in dataset.splits:
         raise UserError(f"{dataset.name} has no split {split!r}; it has {', '.join(dataset.splits)}")
-    if dataset.schema != schema or (dataset.task.level, dataset.task.kind, dataset.task.outputs) != (
-        task.level,
-        task.kind,
-        task.outputs,
-    ):
+    if dataset.schema != schema or _meaning(dataset.task) != _meaning(task):
         raise UserError(
             f"{dataset.name} is not what the run was trained on: {dataset.task.describe()}, not {task.describe()}"
         )
-    if dataset.bad:
-        warnings.warn(skipped(dataset.bad), stacklevel=2)
+    _warn(dataset.bad)
     yield dataset.splits[split]
+
+
+def _file(data: str | Path, settings: DataConfig, task: Task, schema: Schema) -> Iterator[GraphStore]:
+    from sfiformer.data.custom import stream  # PyTorch Geometric takes seconds to import
+
+    bad: Bad | None = [] if settings.skip_bad else None
+    graphs = stream(
+        data,
+        schema,
+        task=task,
+        chunk=CHUNK,
+        bad=bad,
+        targets=settings.targets,
+        smiles_column=settings.smiles_column,
+    )
+    yield from (store for _, store in graphs)
+    _warn(bad)
+
+
+def _warn(bad: Bad | None) -> None:
+    if bad:
+        warnings.warn(skipped(bad), stacklevel=2)
+
+
+def _meaning(task: Task) -> tuple[object, ...]:
+    """What must be alike in two tasks for the outputs of a model to mean the same in both."""
+    return task.level, task.kind, task.outputs, task.class_names, task.target_names

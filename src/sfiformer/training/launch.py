@@ -63,6 +63,7 @@ def train(
         prepared, values = None, None
         if lead:  # what can go wrong does so here, before other processes start
             stack.enter_context(run.claim(resume=resume))
+            run.require_own_file("or train anew in another folder")
             prepared = prepare(config)
             run.require_same(prepared.config)
             checkpoints = Checkpoints(run.path)

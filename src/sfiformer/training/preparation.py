@@ -9,6 +9,7 @@ from torchmetrics import Metric
 from sfiformer.config import DataConfig, ExperimentConfig
 from sfiformer.data.named import load_dataset
 from sfiformer.data.schema import Schema
+from sfiformer.data.source import digest
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.store import GraphStore
 from sfiformer.data.task import Task
@@ -33,6 +34,8 @@ class Prepared:
     """What was read, in a few lines."""
     ids: dict[str, list[str]] = field(default_factory=dict)
     """The user's own names of the graphs of each split, where they have any."""
+    digest: str | None = None
+    """Of the user's own file."""
 
     def names(self, split: str, graphs: Iterable[int]) -> list[str]:
         """What the graphs with these numbers in a split are called."""
@@ -73,6 +76,7 @@ def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
         standardizer=standardizer,
         facts="\n".join([dataset.describe(), *scaling]),
         ids=dataset.ids,
+        digest=digest(config.data.path) if config.data.path is not None else None,
     )
 
 

@@ -1,7 +1,7 @@
 """The folder of a run: what describes it, and who may write to it.
 
 config.yaml     the settings, resolved
-about.json      versions, git revision, times, command
+about.json      versions, git revision, times, command, the digest of the user's own file
 task.json       the task, the features, the standardisation: what prediction needs beside the model
 metrics.jsonl, metrics.csv, tensorboard/    the metrics of every epoch
 best/, last/    checkpoints, see `checkpoint`
@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 import sfiformer
 from sfiformer.config import ExperimentConfig
 from sfiformer.data.schema import Features, Schema
+from sfiformer.data.source import digest
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.task import Task
 from sfiformer.errors import UserError
@@ -141,6 +142,20 @@ class RunFolder:
                     "resume with the run's own setting, or choose another folder"
                 )
 
+    def require_own_file(self, remedy: str) -> None:
+        """Raises UserError where the user's file that the run so far was trained on is another now.
+
+        What it was is not known of runs of earlier releases.
+        """
+        path, before = (
+            (self.config().data.path, self._about().get("data_sha256")) if self.exists else (None, None)
+        )
+        if path is not None and before is not None and Path(path).is_file() and digest(path) != before:
+            raise UserError(
+                f"{path} was changed since the run in {self.path} began, and its graphs would be split anew: "
+                f"put the file back as it was, {remedy}"
+            )
+
     def changes(self, config: ExperimentConfig) -> list[str]:
         """The settings that differ from those of the run so far, a line each."""
         before, now = (_flat(self.config()), _flat(config)) if self.exists else ({}, {})
@@ -160,12 +175,13 @@ class RunFolder:
         task = {"task": asdict(prepared.task), "schema": asdict(prepared.schema), "standardizer": scales}
         self.write_json(TASK, task)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        earlier = self._json(ABOUT) if (self.path / ABOUT).is_file() else {}
+        earlier = self._about()
         times = {"started": earlier.get("started", now), "resumed": earlier.get("resumed", [])}
         if earlier:
             times["resumed"] = [*times["resumed"], now]
             about = {**about, **{key: earlier[key] for key in ("init_from",) if key in earlier}}
-        self.write_json(ABOUT, {**times, "command": sys.argv, **_surroundings(), **about})
+        own = {"data_sha256": prepared.digest} if prepared.digest is not None else {}
+        self.write_json(ABOUT, {**times, "command": sys.argv, **own, **_surroundings(), **about})
 
     def require_space(self, weights: int) -> None:
         """Raises UserError where the disk has no room for the checkpoints of so many bytes of weights."""
@@ -182,6 +198,9 @@ class RunFolder:
         """Write a file of the run, whole or not at all."""
         with whole_file(self.path / name) as file:
             file.write((json.dumps(values, indent=1) + "\n").encode())
+
+    def _about(self) -> dict[str, Any]:
+        return self._json(ABOUT) if (self.path / ABOUT).is_file() else {}
 
     def _require(self) -> None:
         if not self.path.is_dir():
