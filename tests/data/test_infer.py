@@ -80,6 +80,16 @@ def test_nothing_to_learn(labels):
         infer_task(graphs(*labels))
 
 
+@pytest.mark.parametrize("labels", [["yes", None, "yes"], [7, 7, None]])
+def test_one_class_is_none(labels):
+    with pytest.raises(
+        ValueError, match=rf"^every label is '{labels[0]}', so .* two classes are needed, and a missing"
+    ):
+        infer_task(graphs(*labels))
+    assert infer_task(graphs(7, 7), kind="regression") == Task("graph", "regression", 1)
+    assert infer_task(graphs("yes", "yes"), classes=["no", "yes"]).kind == "binary"
+
+
 def test_encoding_classes():
     task = Task("node", "classification", 3, class_names=("a", "b", "c"))
     assert encode(graph(["c", None, "a"]), task).tolist() == [2, -1, 0]

@@ -115,6 +115,11 @@ def infer_task(
             raise ValueError(
                 f"binary needs two classes, the labels have {len(names)}: say kind='classification'"
             )
+        if len(names) < 2:
+            raise ValueError(
+                f"every label is {names[0]!r}, so there is nothing to learn: two classes are needed, "
+                "and a missing label is none of them"
+            )
         plain = names == _class_names(len(names))
         return Task(level, kind, 1 if kind == "binary" else len(names), class_names=None if plain else names)
     if text:
