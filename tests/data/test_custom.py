@@ -205,6 +205,15 @@ def test_molecules(tmp_path):
     assert (one.task.outputs, one.task.target_names) == (1, ("logP",))
 
 
+def test_truth_values_of_several_columns_are_labels(tmp_path):
+    pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
+    rows = [f"{'C' * (1 + i)},{i % 2 == 0},{'' if i == 3 else i % 3 == 0}\n" for i in range(10)]
+    (tmp_path / "m.csv").write_text("smiles,toxic,soluble\n" + "".join(rows))
+    dataset = load_custom(tmp_path / "m.csv")
+    names = ("toxic", "soluble")
+    assert dataset.task == Task("graph", "multilabel", 2, target_names=names, columns=names)
+
+
 def test_streaming_for_prediction(tmp_path):
     dataset = load_custom(write(tmp_path, [line(i, y="ab"[i % 2]) for i in range(10)]))
     graphs = [line(i) for i in range(7)] + [line(7, x=[[1.0]])]

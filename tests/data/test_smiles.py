@@ -72,6 +72,9 @@ def write(folder, text, name="m.csv"):
         ("mol_id,smiles,NR-AR,NR-AhR", "a7,C,0,", ("NR-AR",)),
         ("SMILES,logP,MW", "C,0.5,16", ("logP", "MW")),
         ("smiles,colour", "C,red", ("colour",)),
+        ("smiles,toxic,soluble", "C,True,FALSE", ("toxic", "soluble")),
+        ("smiles,remark,toxic", "C,good,true", ("toxic",)),
+        ("smiles,colour,empty", "C,red,", ("colour",)),
         ("smiles,split", "C,train", ()),
         ("name,smiles", "methane,C", ()),
     ],
@@ -87,6 +90,26 @@ def test_columns_by_name(tmp_path):
         smiles.find_columns(path)
     with pytest.raises(ValueError, match="no column 'd'; the columns are a, b, c"):
         smiles.find_columns(path, smiles="a", targets=["d"])
+
+
+def test_several_columns_of_text_are_no_targets_together(tmp_path):
+    path = write(tmp_path, "smiles,toxic,soluble\nC,yes,no\n")
+    with pytest.raises(
+        ValueError, match=r"m.csv: toxic, soluble hold text, .* name one column \(--data.targets"
+    ):
+        smiles.find_columns(path)
+    ((_, build),) = smiles.rows(path, smiles.Columns("smiles", ("toxic", "soluble")))
+    with pytest.raises(ValueError, match=r"^'yes' in column toxic: .* choose others with --data.targets"):
+        build()
+
+
+def test_truth_values(tmp_path):
+    path = write(tmp_path, "smiles,toxic,soluble\nC,True,0\nCC,,false\n")
+    first, second = (build() for _, build in smiles.rows(path, smiles.find_columns(path)))
+    assert first.y.values.tolist() == [1, 0]
+    assert second.y.values[1] == 0
+    ((_, alone), _) = smiles.rows(path, smiles.find_columns(path, targets=["toxic"]))
+    assert alone().y.values == "True"  # the name of a class
 
 
 def test_rows_of_a_zipped_file(tmp_path):

@@ -23,6 +23,7 @@ _ELEMENT = {number: number - 1 for number in range(1, 119)}
 _CHARGE = {charge: charge + 5 for charge in range(-5, 6)}
 
 _MISSING = frozenset(["", "na", "nan", "null", "none"])
+_TRUTH = {"false": 0, "true": 1}
 _INTEGER = re.compile(r"[+-]?\d+")
 _LABEL_NAMES = ("y", "label", "labels", "target", "targets", "class")
 _ID_NAMES = ("id", "identifier", "name", "mol_id", "molecule_id", "index", "row", "")
@@ -136,8 +137,8 @@ def find_columns(
     """Read the header and, to find unnamed targets, the rows.
 
     Targets that are not given: a column called y, label(s), target(s) or class; else all further columns
-    whose every entry is a number or missing; else a single further column of text. An unnamed column and
-    ones called id, identifier, index or name are not targets. A file that need not be `labelled` may have none
+    whose every entry is a number, a truth value or missing; else a single further column of text. An unnamed
+    column and ones called id, identifier, index or name are not targets. A file that need not be `labelled` may have none
     of the given targets.
     """
     header = next(_csv(path))
@@ -179,9 +180,12 @@ def _parse(header: list[str], row: list[str], columns: Columns) -> Record:
     smiles = cells[columns.smiles].strip()
     fields: dict[str, Any] = {**molecule_graph(smiles), "smiles": smiles}
     if columns.targets:
-        values = [parse_cell(cells[name]) for name in columns.targets]
-        # One column may hold all targets of the molecule as a list.
-        fields["y"] = values[0] if len(values) == 1 else values
+        # One column may hold text, or all targets of the molecule as a list.
+        alone = len(columns.targets) == 1
+        values = [
+            parse_cell(cells[name]) if alone else _number(name, cells[name]) for name in columns.targets
+        ]
+        fields["y"] = values[0] if alone else values
     if columns.split is not None:
         fields["split"] = cells[columns.split].strip() or None
     if columns.id is not None:
@@ -207,6 +211,19 @@ def parse_cell(text: str) -> Any:
         return text
 
 
+def _number(column: str, text: str) -> Any:
+    """What a cell holds beside other targets, where truth values are 0 and 1."""
+    value = parse_cell(text)
+    if isinstance(value, str | list):
+        value = _TRUTH.get(text.strip().lower())
+        if value is None:
+            raise ValueError(
+                f"{text.strip()[:40]!r} in column {column}: of several targets each is a number or a truth value; "
+                "choose others with --data.targets"
+            )
+    return value
+
+
 def _guess_targets(path: Path, header: list[str], columns: Columns) -> tuple[str, ...]:
     taken = {columns.smiles, columns.split}
     free = [name for name in header if name not in taken and name.strip().lower() not in _ID_NAMES]
@@ -221,12 +238,24 @@ def _guess_targets(path: Path, header: list[str], columns: Columns) -> tuple[str
             text = text.strip()
             if name in numeric and text.lower() not in _MISSING:
                 present.add(name)
-                try:
-                    float(text)
-                except ValueError:
+                if text.lower() not in _TRUTH and not _is_number(text):
                     numeric.discard(name)
     found = tuple(name for name in free if name in numeric & present)
-    return found or (tuple(free) if len(free) == 1 else ())
+    text_columns = [name for name in free if name not in numeric]
+    if not found and len(text_columns) > 1:
+        raise ValueError(
+            f"{path}: {', '.join(text_columns)} hold text, and of several targets each must hold numbers or truth "
+            "values; name one column (--data.targets of sfi train, --targets of sfi data info)"
+        )
+    return found or tuple(text_columns or free[:1])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _csv(path: Path) -> Iterator[list[str]]:
