@@ -42,6 +42,29 @@ def test_info_of_a_dataset_and_of_a_file(sfi_data, own_graphs, tmp_path):
     assert "graph binary classification (path, ring)" in text
 
 
+def test_info_reads_a_file_as_training_is_told_to(sfi_data, tmp_path):
+    pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
+    rows = [f"{'C' * (1 + i)},{'CO'[i % 2]},{i % 2},{['train', 'val', 'test'][i % 3]}\n" for i in range(9)]
+    file = tmp_path / "m.csv"
+    file.write_text("molecule,end,toxic,fold\noops,C,0,val\n" + "".join(rows))
+    options = [
+        "--smiles-column",
+        "molecule",
+        "--targets",
+        "toxic",
+        "--split-column",
+        "fold",
+        "--level",
+        "graph",
+    ]
+    assert "RDKit cannot read the SMILES 'oops'" in sfi_data("info", file, *options, code=2)
+    text = sfi_data("info", file, *options, "--skip-bad")
+    assert "train 3, val 3, test 3 graphs" in text
+    assert (
+        "\nlabels: column toxic\nsplit: as each graph says\nnot used: end\nskipped: 1 bad, the first" in text
+    )
+
+
 def test_fetch(sfi_data, tmp_path):
     assert "nothing to fetch" in sfi_data("fetch", "cluster")
     message = sfi_data("fetch", "mnist", "--root", tmp_path, "--mirror", tmp_path, code=1)

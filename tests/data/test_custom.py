@@ -44,6 +44,7 @@ def test_json_lines_with_class_names_and_missing_labels(tmp_path, name):
         f"{path}: train 16, val 2, test 2 graphs\n"
         "task: graph classification, 3 classes (blue, green, red)\n"
         "node features: 2 numbers; edge features: none\n"
+        "labels: 5 of 20 missing\n"
         "split: at random, 0.8/0.1/0.1, seed 0\n"
         "not used: colour"
     )
@@ -244,3 +245,20 @@ def test_a_graph_without_edges_does_not_fix_the_width(tmp_path):
     dataset = load_custom(write(tmp_path, graphs))
     assert dataset.schema.edge.width == 1
     assert sum(store.num_edges for store in dataset.splits.values()) == 10
+
+
+def test_what_is_read_from_a_table_is_said(tmp_path):
+    pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
+    rows = [f"m{i},{'C' * (1 + i)},{['yes', 'no', ''][i % 3]},{i}\n" for i in range(10)]
+    (tmp_path / "m.csv").write_text("id,smiles,label,mass\n" + "".join(rows))
+    assert load_custom(tmp_path / "m.csv").describe().splitlines()[1:] == [
+        "task: graph binary classification (no, yes)",
+        "node features: 9 columns of categories (119, 5, 12, 12, 10, 6, 6, 2, 2); edge features: 3 columns of "
+        "categories (5, 6, 2)",
+        "labels: column label, 3 of 10 missing",
+        "split: at random, 0.8/0.1/0.1, seed 0",
+        "not used: mass",
+    ]
+    said = load_custom(tmp_path / "m.csv", targets=["mass"]).describe()
+    assert "\nlabels: column mass\n" in said
+    assert said.endswith("\nnot used: label")

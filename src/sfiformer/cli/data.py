@@ -1,11 +1,11 @@
 """`sfi data list|fetch|info`: the datasets that are known by name, and files of one's own."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from sfiformer.cli.options import Debug
+from sfiformer.cli.options import Debug, parse
 
 commands = typer.Typer(
     help="The benchmark datasets, and what a file of your own holds.", no_args_is_help=True
@@ -56,15 +56,43 @@ def fetch(
 def info(
     name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A dataset's name, or a file of graphs.")],
     root: Root = "data-root",
+    smiles_column: Annotated[
+        str | None,
+        typer.Option("--smiles-column", metavar="NAME", help="Column of a CSV; found if not given."),
+    ] = None,
+    targets: Annotated[
+        str | None, typer.Option("--targets", metavar="A,B,…", help="Columns of a CSV; found if not given.")
+    ] = None,
+    split_column: Annotated[
+        str,
+        typer.Option("--split-column", metavar="NAME", help="Column or key that says train, val or test."),
+    ] = "split",
+    level: Annotated[
+        Literal["graph", "node", "link"] | None,
+        typer.Option("--level", metavar="graph|node|link", help="What labels are of; found if not given."),
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Report and leave out unreadable graphs instead of stopping.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """What a dataset or a file of your own holds, as training would read it."""
+    """What a dataset or a file of your own holds, as training would read it.
+
+    The options but --root are for a file, and mean what `sfi train` has under --data."""
     from sfiformer.data.official import DATASETS, find
 
     if name.lower() not in DATASETS and (Path(name).suffix or Path(name).exists()):
         from sfiformer.data.custom import load_custom
 
-        print(load_custom(name).describe())
+        own = load_custom(
+            name,
+            smiles_column=smiles_column,
+            targets=None if targets is None else parse("data.targets", targets),
+            split_column=split_column,
+            level=level,
+            skip_bad=skip_bad,
+        )
+        print(own.describe())
         return
     dataset = find(name)
     nodes, edges = f"{dataset.mean_nodes:,.2f}", f"{dataset.mean_edges:,.2f}"

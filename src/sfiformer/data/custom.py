@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from . import smiles
 from .dataset import Dataset
 from .infer import Classes, encode, infer_level, infer_task, label_rows, standardised
@@ -30,7 +32,7 @@ from .splits import (
     split_name,
 )
 from .store import GraphStore
-from .task import Kind, Level, Task
+from .task import Kind, Level, Task, listed
 
 SplitBy = Literal["auto", "column", "masks", "random", "scaffold"]
 MOLECULES = Schema(
@@ -225,8 +227,20 @@ def _not_empty(name: str, records: list[Record], bad: Bad | None) -> None:
         raise ValueError(f"{name} holds no graphs{first}")
 
 
+def _about_labels(records: list[Record], task: Task) -> list[str]:
+    """A line that names their columns, and says how many are missing."""
+    facts = []
+    if task.columns is not None:
+        facts.append(f"column{'s' * (len(task.columns) > 1)} {listed(task.columns)}")
+    labels = torch.cat([encode(record, task) for record in records])
+    missing = int((labels.isnan() if labels.is_floating_point() else labels < 0).sum())
+    if missing:
+        facts.append(f"{missing} of {labels.numel()} missing")
+    return [f"labels: {', '.join(facts)}"] if facts else []
+
+
 def _notes(records: list[Record], task: Task, how: str) -> tuple[str, ...]:
-    notes = [f"split: {how}"]
+    notes = [*_about_labels(records, task), f"split: {how}"]
     if task.target_mean is not None:
         notes.append("targets are standardised with the training split's mean and standard deviation")
     unused = sorted(frozenset[str]().union(*(record.unused for record in records)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .record import Record, label_text
-from .task import Kind, Level, Task
+from .task import Kind, Level, Task, listed
 
 FEW_CLASSES = 10  # so many integer labels are classes however few the rows; more need five rows a class
 Classes = int | Sequence[str]
@@ -182,10 +182,9 @@ def _class_numbers(labels: np.ndarray, task: Task) -> np.ndarray:
         if label is not None and label == label:
             number = numbers.get(label_text(label))
             if number is None:
-                shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
                 place = "" if task.level == "graph" else f" of {task.level} {row}"
                 raise ValueError(
-                    f"label {label_text(label)!r}{place} is not among the {len(names)} classes ({shown})"
+                    f"label {label_text(label)!r}{place} is not among the {len(names)} classes ({listed(names)})"
                 )
             found[row] = number
     return found

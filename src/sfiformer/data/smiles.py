@@ -148,7 +148,7 @@ def find_columns(
         if "smiles" not in by_lower and len(found) != 1:
             raise ValueError(
                 f"{path}: no column 'smiles' among {', '.join(header)}; name the one that holds them "
-                "(--data.smiles_column of sfi train, --smiles-column of sfi predict)"
+                "(--data.smiles_column of sfi train, --smiles-column of sfi predict and sfi data info)"
             )
         smiles = by_lower.get("smiles") or found[0]
     if targets and not labelled and not set(targets) & set(header):
@@ -190,7 +190,9 @@ def _parse(header: list[str], row: list[str], columns: Columns) -> Record:
         fields["split"] = cells[columns.split].strip() or None
     if columns.id is not None:
         fields["id"] = cells[columns.id].strip() or None
-    return Record.from_fields(fields)
+    record = Record.from_fields(fields)
+    record.unused = frozenset(header) - {columns.smiles, *columns.targets, columns.split, columns.id, ""}
+    return record
 
 
 def parse_cell(text: str) -> Any:

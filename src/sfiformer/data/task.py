@@ -1,10 +1,16 @@
 """What a dataset asks of a model: the level and kind of its targets, and how to read the outputs back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 Level = Literal["graph", "node", "link"]
 Kind = Literal["classification", "binary", "multilabel", "regression", "ranking"]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of the names, in a line."""
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
 @dataclass(frozen=True)
@@ -66,16 +72,14 @@ class Task:
     def describe(self) -> str:
         """The task in a few words, such as "graph classification, 3 classes (a, b, c)"."""
 
-        def listed(names: tuple[str, ...] | None) -> str:
-            if names is None:
-                return ""
-            return f" ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})"
+        def among(names: tuple[str, ...] | None) -> str:
+            return "" if names is None else f" ({listed(names)})"
 
         if self.kind == "classification":
-            return f"{self.level} classification, {self.outputs} classes{listed(self.class_names)}"
+            return f"{self.level} classification, {self.outputs} classes{among(self.class_names)}"
         if self.kind == "binary":
-            return f"{self.level} binary classification{listed(self.class_names or self.target_names)}"
+            return f"{self.level} binary classification{among(self.class_names or self.target_names)}"
         if self.kind == "ranking":
             return f"{self.level} ranking"
-        targets = f"{self.outputs} target{'s' * (self.outputs > 1)}{listed(self.target_names)}"
+        targets = f"{self.outputs} target{'s' * (self.outputs > 1)}{among(self.target_names)}"
         return f"{self.level} {self.kind}, {targets}"
