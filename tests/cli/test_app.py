@@ -5,6 +5,7 @@ import warnings
 import pytest
 
 from sfiformer.cli import app
+from sfiformer.data.custom import load_custom
 
 
 def test_an_error_of_the_disk_names_the_file_first(monkeypatch, capsys):
@@ -23,3 +24,22 @@ def test_a_warning_is_a_line(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         app.main(["eval"])
     assert capsys.readouterr().err == "warning: skipped: 1 bad\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("train", "; mend it, or leave out such rows with --data.skip_bad true"),
+        ("predict", "; mend it, or leave out such rows with --skip-bad"),
+        ("data", "; mend it, or leave out such rows with --skip-bad"),
+        ("eval", ""),
+    ],
+)
+def test_a_bad_row_can_be_left_out(monkeypatch, capsys, tmp_path, command, remedy):
+    file = tmp_path / "mine.jsonl"
+    file.write_text("oops\n")
+    monkeypatch.setattr(app, "app", lambda *_, **__: load_custom(file))
+    with pytest.raises(SystemExit):
+        app.main([command])
+    reason = "line 1: not valid JSON: Expecting value at character 1"
+    assert capsys.readouterr().err == f"sfi: {file}, {reason}{remedy}\n"

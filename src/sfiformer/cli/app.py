@@ -8,8 +8,11 @@ from typing import Any
 import typer
 
 from sfiformer.cli import data, evaluate, explain, predict, presets, suite, train
-from sfiformer.errors import TrainingError
+from sfiformer.errors import BadRowError, TrainingError
 from sfiformer.schema import nearest
+
+# The option by which a command leaves out bad rows of a file.
+SKIP_BAD = {"train": "--data.skip_bad true", "predict": "--skip-bad", "data": "--skip-bad"}
 
 app = typer.Typer(
     name="sfi",
@@ -41,13 +44,13 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if "--debug" in arguments:
             raise
-        sys.exit(_report(error))
+        sys.exit(_report(error, arguments[0] if arguments else ""))
     except KeyboardInterrupt:
         sys.exit(_say("interrupted", 130))
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _report(error: Exception) -> int:
+def _report(error: Exception, command: str) -> int:
     if isinstance(error, BrokenPipeError):  # the reader of our output (`head`, say) has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -55,6 +58,8 @@ def _report(error: Exception) -> int:
         return _say("interrupted", 130)
     if hasattr(error, "format_message"):  # a usage error of typer, whose class has moved between its releases
         return _say(_usage(error), 2) if error.format_message() else 2  # empty: the help was shown
+    if isinstance(error, BadRowError) and command in SKIP_BAD:
+        return _say(f"{error}; mend it, or leave out such rows with {SKIP_BAD[command]}", 2)
     if isinstance(
         error, ValueError
     ):  # settings, files and graphs that will not do; but a loss may go wrong too

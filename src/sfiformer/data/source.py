@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sfiformer.errors import BadRowError
+
 from . import jsonl, smiles
 from .record import Record, Rows
 from .schema import Schema, check_widths
@@ -88,7 +90,7 @@ def digest(path: str | Path) -> str:
 def report(bad: Bad | None, place: str, error: ValueError) -> None:
     """Raise an error with its place, or add it to the list that was given."""
     if bad is None:
-        raise ValueError(f"{place}: {error}") from None
+        raise BadRowError(f"{place}: {error}") from None
     bad.append((place, str(error)))
 
 
