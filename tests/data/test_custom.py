@@ -196,7 +196,7 @@ def test_molecules(tmp_path):
         f"{s},{i / 2},{'' if i == 1 else 100 + i}\n" for i, s in enumerate(molecules)
     )
     (tmp_path / "m.csv").write_text(text + "C1CC,1,1\n")
-    with pytest.raises(ValueError, match=r"m.csv, row 9: RDKit cannot read the SMILES 'C1CC'"):
+    with pytest.raises(ValueError, match=r"m.csv, line 10: RDKit cannot read the SMILES 'C1CC'"):
         load_custom(tmp_path / "m.csv")
     dataset = load_custom(tmp_path / "m.csv", split="scaffold", fractions=(0.5, 0.25, 0.25), skip_bad=True)
     assert dataset.ids == {"train": ["0", "1", "2", "3"], "val": ["4", "5"], "test": ["6", "7"]}

@@ -114,12 +114,20 @@ def test_truth_values(tmp_path):
 
 def test_rows_of_a_zipped_file(tmp_path):
     path = write(tmp_path, 'smiles,y,split,id\nCC,"[1, null]",val,first\n\nCCC,,,\n', "m.csv.gz")
-    (place, first), (_, second) = smiles.rows(path, smiles.find_columns(path))
-    assert place == f"{path}, row 1"
+    (place, first), (later, second) = smiles.rows(path, smiles.find_columns(path))
+    assert place == f"{path}, line 2"
+    assert later == f"{path}, line 4"
     assert first().y.values.tolist()[0] == 1
     assert (first().split, first().id, first().smiles) == ("val", "first", "CC")
     assert second().y is None
     assert second().num_nodes == 3
+
+
+def test_a_row_is_found_by_the_line_that_it_begins_on(tmp_path):
+    path = write(tmp_path, 'smiles,y,remark\nC,1,"two\nlines"\nCC,0,\n')
+    assert [place for place, _ in smiles.rows(path, smiles.find_columns(path))] == [
+        f"{path}, line {n}" for n in (2, 4)
+    ]
 
 
 def test_broken_files(tmp_path):

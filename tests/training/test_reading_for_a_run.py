@@ -81,7 +81,7 @@ def test_settings_of_reading_are_those_of_the_run(trained, tmp_path):
     run = trained(columns, settings)
     file = table(tmp_path / "more.csv", {**columns, "molecule": ["what?", *MOLECULES]})
 
-    skipped = r"^skipped: 1 bad, the first .*more.csv, row 1: RDKit cannot read the SMILES 'what\?'$"
+    skipped = r"^skipped: 1 bad, the first .*more.csv, line 2: RDKit cannot read the SMILES 'what\?'$"
     with pytest.warns(UserWarning, match=skipped):
         assert evaluate(run, data=file, device="cpu").keys() == {"roc_auc"}
     with pytest.warns(UserWarning, match=skipped):
@@ -90,7 +90,7 @@ def test_settings_of_reading_are_those_of_the_run(trained, tmp_path):
         assert len(predict(run, file, device="cpu")["graph"]) == 20
     rows, bad = write_predictions(run, file, tmp_path / "out.csv", device="cpu")
     assert (rows, len(bad)) == (20, 1)
-    with pytest.warns(UserWarning, match=r"skipped: 1 bad, the first .*train.csv, row 1"):
+    with pytest.warns(UserWarning, match=r"skipped: 1 bad, the first .*train.csv, line 2"):
         evaluate(run, device="cpu")
 
 
@@ -107,7 +107,7 @@ def test_a_file_that_was_changed_is_not_taken_for_the_runs_own(trained, tmp_path
         len(ExplainedRun(run))
     with pytest.raises(UserError, match=changed + "or train anew in another folder"):
         train(again, run, resume=True, progress=False)
-    with pytest.raises(ValueError, match=r"row 21: label 'green' is not among the 2 classes \(blue, red\)"):
+    with pytest.raises(ValueError, match=r"line 22: label 'green' is not among the 2 classes \(blue, red\)"):
         evaluate(run, data=file, device="cpu")
     file.write_text(before)
     assert evaluate(run, device="cpu") == scores

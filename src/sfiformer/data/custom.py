@@ -69,7 +69,7 @@ def load_custom(
         node_features, edge_features: whether integers are "categories" or "numbers".
 
     Raises:
-        ValueError: names the file, row or line, and what is wrong there.
+        ValueError: names the file and line (or graph), and what is wrong there.
     """
     name = str(source) if isinstance(source, str | Path) else "the list"
     bad: Bad | None = [] if skip_bad else None

@@ -43,7 +43,7 @@ class Record:
     split: str | None = None
     smiles: str | None = None
     unused: frozenset[str] = frozenset()  # names of fields that were given and are not read
-    place: str = ""  # file and line or row, for messages
+    place: str = ""  # file and line (or graph), for messages
     number: int = 0  # its place among all rows of the source, bad ones included
 
     @property

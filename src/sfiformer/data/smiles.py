@@ -141,7 +141,7 @@ def find_columns(
     column and ones called id, identifier, index or name are not targets. A file that need not be `labelled` may have none
     of the given targets.
     """
-    header = next(_csv(path))
+    _, header = next(_csv(path))
     by_lower = {name.strip().lower(): name for name in header}
     if smiles is None:
         found = [name for name in header if "smiles" in name.lower()]
@@ -165,12 +165,12 @@ def find_columns(
 
 
 def rows(path: Path, columns: Columns) -> Rows:
-    """The rows of the file, one in memory at a time; a row is counted from 1 after the header."""
-    cells = _csv(path)
-    header = next(cells)
-    for number, row in enumerate(cells, start=1):
+    """The rows of the file, one in memory at a time."""
+    lines = _csv(path)
+    _, header = next(lines)
+    for number, row in lines:
         if row:
-            yield f"{path}, row {number}", partial(_parse, header, row, columns)
+            yield f"{path}, line {number}", partial(_parse, header, row, columns)
 
 
 def _parse(header: list[str], row: list[str], columns: Columns) -> Record:
@@ -233,9 +233,9 @@ def _guess_targets(path: Path, header: list[str], columns: Columns) -> tuple[str
     if named:
         return tuple(named[:1])
     numeric, present = set(free), set()
-    cells = _csv(path)
-    next(cells)
-    for row in cells:
+    lines = _csv(path)
+    next(lines)
+    for _, row in lines:
         for name, text in zip(header, row, strict=False):
             text = text.strip()
             if name in numeric and text.lower() not in _MISSING:
@@ -260,15 +260,19 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _csv(path: Path) -> Iterator[list[str]]:
+def _csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The header and the rows, each with the number of the line that it begins on."""
     with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", errors="replace", newline="") as file:
         cells = csv.reader(file)
         try:
             first = next(cells, None)
             if not first:
                 raise ValueError(f"{path} is empty: its first line must name the columns")
-            yield first
-            yield from cells
+            yield 1, first
+            line = cells.line_num + 1
+            for row in cells:
+                yield line, row
+                line = cells.line_num + 1
         except csv.Error as error:
             raise ValueError(f"{path}, line {cells.line_num}: not valid CSV: {error}") from None
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
