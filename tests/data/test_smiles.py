@@ -83,6 +83,15 @@ def test_finds_targets(tmp_path, header, row, targets):
     assert smiles.find_columns(write(tmp_path, f"{header}\n{row}\n")).targets == targets
 
 
+def test_the_table_of_the_documents(tmp_path):
+    section = (
+        (Path(__file__).parents[2] / "docs" / "commands.md").read_text().split("### A CSV of molecules")[1]
+    )
+    lines = [line.strip() for line in section.splitlines() if line.startswith("    ")]
+    columns = smiles.find_columns(write(tmp_path, "\n".join(lines)))
+    assert columns == smiles.Columns("smiles", ("toxic", "soluble"), "split", "id")
+
+
 def test_columns_by_name(tmp_path):
     path = write(tmp_path, "a,b,c\nC,1,2\n")
     assert smiles.find_columns(path, smiles="a", targets=["c"]).targets == ("c",)
