@@ -3,6 +3,7 @@
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _warn
+            warnings.showwarning = _each_once()
             code = app(arguments, prog_name="sfi", standalone_mode=False)
     except Exception as error:
         if "--debug" in arguments:
@@ -82,9 +83,17 @@ def _usage(error: Any) -> str:
     return error.format_message().rstrip(".") + help_command
 
 
-def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    """A warning is a line, as an error is; where in the code it arose is of no use to its reader."""
-    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+def _each_once() -> Callable[..., None]:
+    """Shows a warning as a line, as an error is shown, and the same one but once."""
+    said = set()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        line = " ".join(str(message).split())
+        if line not in said:
+            print(f"warning: {line}", file=sys.stderr)
+        said.add(line)
+
+    return show
 
 
 def _say(message: str, code: int) -> int:
