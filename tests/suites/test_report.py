@@ -8,6 +8,7 @@ import pytest
 
 from sfiformer.errors import UserError
 from sfiformer.suites.folder import SuiteFolder
+from sfiformer.suites.launch import run_suite
 from sfiformer.suites.report import report_suite
 from suite_folders import pretend
 
@@ -115,6 +116,21 @@ def test_overrides_of_the_runs_are_those_of_the_report(suite, folder):
     folder.write(record)
     report_suite(suite, folder.path)
     assert "All runs with `--trainer.epochs 7`." in (folder.path / "report" / "report.md").read_text()
+
+
+def test_a_refusal_costs_no_results(suite, runs, folder, monkeypatch):
+    monkeypatch.setattr("sfiformer.suites.launch.LocalEngine", None)  # nothing is to be started
+    fill(folder, runs)
+    before = report_suite(suite, folder.path).text
+    written = (folder.path / "suite.json").read_text()
+    with pytest.raises(UserError) as refusal:
+        run_suite(suite, folder.path, only=["pattern"], overrides={"trainer.epochs": 5})
+    assert str(refusal.value) == (
+        f"the runs in {folder.path} were begun with the suite's own settings; cluster/gps/seed-0 would be another "
+        "(trainer.epochs is now 5, was 3), as would 5 more: give the same settings again, or choose another --out"
+    )
+    assert (folder.path / "suite.json").read_text() == written
+    assert report_suite(suite, folder.path).text == before
 
 
 def test_what_is_no_folder_of_the_suite(suite, folder):

@@ -1,14 +1,16 @@
 """A suite from its file to its end."""
 
+import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from sfiformer.errors import UserError
 from sfiformer.suites.display import Display
 from sfiformer.suites.engines import Engine, LocalEngine, SlurmEngine
-from sfiformer.suites.folder import SuiteFolder
-from sfiformer.suites.plan import default_out, plan, select
+from sfiformer.suites.folder import Record, SuiteFolder
+from sfiformer.suites.plan import as_options, default_out, plan, select
 from sfiformer.suites.scheduler import Scheduler
 from sfiformer.suites.suite import Suite
 
@@ -33,12 +35,16 @@ def run_suite(
         only: patterns; runs whose name fits none are left for another time.
         overrides: settings for all runs, by dotted key.
         slurm: parameters of submitit's executor, for the engine of that name.
+
+    Raises:
+        UserError: where `overrides` are not those of the runs that the folder holds; nothing is changed then.
     """
     overrides = dict(overrides or {})
     runs = select(plan(suite, overrides), only)
     folder = SuiteFolder(out or default_out(suite))
     with folder.claim():
         record = folder.record(suite.name)
+        _require_same(suite, folder, record, overrides)
         record.overrides = overrides
         display = Display()
         scheduler = Scheduler(runs, folder, record, _engine(engine, folder, jobs, slurm), display)
@@ -58,6 +64,26 @@ def run_suite(
     else:
         display.say(f"all {len(tasks)} runs are finished: {folder.path}")
     return 1 if failed else 0
+
+
+def _require_same(suite: Suite, folder: SuiteFolder, record: Record, overrides: Mapping[str, Any]) -> None:
+    """A folder has one set of settings for all runs: with others, those that it holds would no longer count."""
+    if overrides == record.overrides:
+        return
+    before, now = plan(suite, record.overrides), plan(suite, overrides)
+    lost = {
+        name: changes[0]
+        for name in now
+        if not folder.changed(before[name]) and (changes := folder.changed(now[name]))
+    }
+    if lost:
+        name, change = next(iter(lost.items()))
+        more = f", as would {len(lost) - 1} more" if len(lost) > 1 else ""
+        begun = shlex.join(as_options(record.overrides)) or "the suite's own settings"
+        raise UserError(
+            f"the runs in {folder.path} were begun with {begun}; {name} would be another ({change}){more}: give the "
+            "same settings again, or choose another --out"
+        )
 
 
 def _engine(name: str, folder: SuiteFolder, jobs: int | None, slurm: Mapping[str, Any] | None) -> Engine:
