@@ -1,6 +1,7 @@
 """Reading suites: what comes with the package, and mistakes in one's own."""
 
 import pytest
+import yaml
 
 from sfiformer.suites.plan import places, plan
 from sfiformer.suites.published import read_published
@@ -81,6 +82,22 @@ def test_a_wrong_setting_names_its_place(suite_file, before, after, message):
     with pytest.raises(ValueError, match="settings") as error:
         plan(read_suite(str(suite_file)))
     assert message in str(error.value)
+
+
+def test_paths_in_a_file_are_from_its_folder(suite_file, monkeypatch, tmp_path):
+    text = yaml.safe_load(suite_file.read_text())
+    text["settings"] |= {"data.path": "graphs.jsonl", "data": {"root": "cache"}}
+    text["datasets"]["pattern"] = {"preset": "own.yaml", "settings": {"data.path": "/elsewhere/graphs.jsonl"}}
+    text["models"]["sfi"]["settings"] = {"data.mirror": "https://example.org"}
+    suite_file.write_text(yaml.safe_dump(text))
+    suite_file.with_name("own.yaml").write_text("base: pattern\n")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    runs = plan(read_suite(f"../{suite_file.name}"), {"data.mirror": "zips"})
+    data = runs["cluster/sfi/seed-0"].config.data
+    assert (data.path, data.root, data.mirror) == ("../graphs.jsonl", "../cache", "zips")
+    assert runs["pattern/gps/seed-0"].preset == "../own.yaml"
+    assert runs["pattern/gps/seed-0"].config.data.path == "/elsewhere/graphs.jsonl"
 
 
 def test_published_figures_are_the_paper_s():

@@ -8,6 +8,7 @@ runs:                a list; each entry is datasets × models × seeds, and one 
   - {name: …, title: …, datasets: […], models: […], seeds: […], split: …, published: […], gap: […], curves: {KEY: […]}}
 
 Later settings win: preset, suite, dataset, model, command line. A dataset's preset is its name if not given.
+What a user's own file names by a relative path (a preset file, data.path, data.root) stands beside it.
 """
 
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from sfiformer.presets import parse_yaml
-from sfiformer.schema import Layer, build, nearest
+from sfiformer.schema import Layer, build, expand, nearest
 
 T = TypeVar("T")
 Settings = dict[str, Any]
@@ -106,15 +107,32 @@ def read_suite(name: str) -> Suite:
         text = Path(name).read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot read the suite file {name}: {error.strerror}") from None
-    suite = _suite(parse_yaml(text, name), Path(name).stem, name)
-    return replace(suite, datasets={key: _beside(Path(name), entry) for key, entry in suite.datasets.items()})
+    return _beside(Path(name).parent, _suite(parse_yaml(text, name), Path(name).stem, name))
 
 
-def _beside(file: Path, dataset: SuiteDataset) -> SuiteDataset:
-    """A preset file stands beside the suite's file."""
-    if not dataset.preset.endswith((".yaml", ".yml")):
-        return dataset
-    return replace(dataset, preset=str(file.parent / dataset.preset))
+def _beside(folder: Path, suite: Suite) -> Suite:
+    """Relative paths in a suite's file are from its folder."""
+
+    def settled(settings: Settings) -> Settings:
+        nested = expand(settings)
+        data = nested.get("data")
+        for key in ("path", "root"):
+            if isinstance(data, dict) and isinstance(data.get(key), str):
+                data[key] = str(folder / data[key])
+        return nested
+
+    def preset(name: str) -> str:
+        return str(folder / name) if name.endswith((".yaml", ".yml")) else name
+
+    return replace(
+        suite,
+        settings=settled(suite.settings),
+        datasets={
+            key: replace(entry, preset=preset(entry.preset), settings=settled(entry.settings))
+            for key, entry in suite.datasets.items()
+        },
+        models={key: replace(entry, settings=settled(entry.settings)) for key, entry in suite.models.items()},
+    )
 
 
 def _suite(values: dict[str, Any], name: str, place: str) -> Suite:
