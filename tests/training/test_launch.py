@@ -3,6 +3,7 @@ import math
 import resource
 import signal
 import stat
+import sys
 
 import pytest
 import torch
@@ -133,6 +134,56 @@ def test_resuming_a_finished_run_and_going_on_with_it(tmp_path, quiet, outcome):
     more = quiet(run, {"trainer.epochs": 4, "optim.lr": 1e-3}, resume=True)
     assert more.epochs == 4
     assert len(records(run)) == 4
+
+
+def test_what_changes_on_resuming_is_noted(tmp_path, quiet, experiment, capsys):
+    run = tmp_path / "run"
+    quiet(run, {"trainer.epochs": 1})
+    about = json.loads((run / "about.json").read_text())
+    assert (about["resumed"], about["command"]) == ([], sys.argv)
+    (run / "about.json").write_text(
+        json.dumps({**about, "resumed": ["2026-11-01T00:00:00+00:00"]})
+    )  # as once
+
+    quiet(run, {"trainer.epochs": 2, "optim.lr": 1e-3}, resume=True)
+    quiet(run, {"trainer.epochs": 3}, resume=True)
+    train(experiment({"trainer.epochs": 2, "optim.lr": 0.5}), run, resume=True)  # nothing is left to train
+    assert (
+        "\nnothing is left to train after epoch 3; as before: optim.lr, trainer.epochs\n"
+        in capsys.readouterr().out
+    )
+    assert RunFolder(run).config().trainer.epochs == 3
+    assert RunFolder(run).config().optim.lr == 3e-3
+
+    earlier, *resumed = json.loads((run / "about.json").read_text())["resumed"]
+    assert earlier == {"time": "2026-11-01T00:00:00+00:00"}
+    assert [(entry["epoch"], entry["step"], entry["command"]) for entry in resumed] == [
+        (1, 0, sys.argv),
+        (2, 0, sys.argv),
+    ]
+    assert [entry["changed"] for entry in resumed] == [
+        {"optim.lr": [3e-3, 1e-3], "trainer.epochs": [1, 2]},
+        {"optim.lr": [1e-3, 3e-3], "trainer.epochs": [2, 3]},
+    ]
+
+
+def test_a_change_is_noted_before_it_is_made(tmp_path, quiet, monkeypatch):
+    run = tmp_path / "run"
+    quiet(run, {"trainer.epochs": 1})
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    write = RunFolder._write
+    monkeypatch.setattr(
+        RunFolder, "_write", lambda *given: killed() if given[1] == "config.yaml" else write(*given)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        quiet(run, {"trainer.epochs": 2}, resume=True)
+    assert RunFolder(run).config().trainer.epochs == 1
+    assert json.loads((run / "about.json").read_text())["resumed"][-1]["changed"] == {
+        "trainer.epochs": [1, 2]
+    }
 
 
 def test_sfi_former_plus_starts_from_a_dense_run(tmp_path, experiment, capsys):

@@ -22,7 +22,7 @@ from sfiformer.training.preparation import Prepared, objective, prepare
 from sfiformer.training.progress import TrainingProgress
 from sfiformer.training.run_folder import RESULT, RunFolder
 from sfiformer.training.sampling import Stream, derived_seed
-from sfiformer.training.state import Result, State
+from sfiformer.training.state import Result, State, ended
 from sfiformer.training.trainer import Trainer
 from sfiformer.training.writers import Writers
 
@@ -84,15 +84,16 @@ def train(
         loss, metric = objective(prepared.config, prepared.task)
 
         writers = None
+        over = ended(prepared.config.trainer, state.history, bool(metric.higher_is_better))
         shown = _progress(progress if lead else False, prepared, state, str(metric.name))
         stack.callback(shown.close)
         if lead:
-            shown.say(_introduction(prepared, model, fabric, state, report, run))
+            shown.say(_introduction(prepared, model, fabric, state, report, run, over))
             run.require_space(4 * model.num_parameters)
             with run.writing():
-                run.describe(
-                    prepared, {"processes": ranks.count(), "device": _device(fabric.device), **report}
-                )
+                if not over:  # where nothing is left to train, the run stays what it was
+                    surroundings = {"processes": ranks.count(), "device": _device(fabric.device)}
+                    run.describe(prepared, state, {**surroundings, **report})
                 writers = Writers(run.path, checkpoints, MetricsLog(run.path, state.history))
             stack.callback(writers.log.close)
         trainer = Trainer(fabric, prepared, model, optimizer, loss, metric, state, shown, writers)
@@ -191,6 +192,7 @@ def _introduction(
     state: State,
     report: dict[str, str],
     run: RunFolder,
+    over: bool,
 ) -> str:
     processes = f" × {ranks.count()}" if ranks.count() > 1 else ""
     lines = [
@@ -199,9 +201,13 @@ def _introduction(
         f"run: {run.path}, on {fabric.device.type}{processes}, precision {prepared.config.trainer.precision}",
         *(f"starting from {text}" for text in report.values()),
     ]
-    if state.epoch or state.step:
+    changes = run.changes(prepared.config)
+    if over:
+        kept = f"; as before: {', '.join(changes)}" if changes else ""
+        lines.append(f"nothing is left to train after epoch {state.epoch}{kept}")
+    elif state.epoch or state.step:
         lines.append(f"resuming after epoch {state.epoch}, step {state.step}")
-        lines += run.changes(prepared.config)
+        lines += [f"{key} is now {now}, was {before}" for key, (before, now) in changes.items()]
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """The folder of a run: what describes it, and who may write to it.
 
-config.yaml     the settings, resolved
-about.json      versions, git revision, times, command, the digest of the user's own file
+config.yaml     the settings, resolved, as the run has them now
+about.json      versions, git revision, times, command, the digest of the user's own file, what changed when the run was resumed
 task.json       the task, the features, the standardisation: what prediction needs beside the model
 metrics.jsonl, metrics.csv, tensorboard/    the metrics of every epoch
 best/, last/    checkpoints, see `checkpoint`
@@ -36,6 +36,7 @@ from sfiformer.schema import dotted_keys, plain
 
 if TYPE_CHECKING:
     from sfiformer.training.preparation import Prepared
+    from sfiformer.training.state import State
 
 CONFIG, ABOUT, TASK, RESULT = "config.yaml", "about.json", "task.json", "result.json"
 # What may be another in a resumed run. All else would make it another experiment.
@@ -156,15 +157,13 @@ class RunFolder:
                 f"put the file back as it was, {remedy}"
             )
 
-    def changes(self, config: ExperimentConfig) -> list[str]:
-        """The settings that differ from those of the run so far, a line each."""
+    def changes(self, config: ExperimentConfig) -> dict[str, tuple[Any, Any]]:
+        """What the settings that differ from those of the run so far were, and what they are now."""
         before, now = (_flat(self.config()), _flat(config)) if self.exists else ({}, {})
-        return [f"{key} is now {now[key]}, was {before[key]}" for key in now if before[key] != now[key]]
+        return {key: (before[key], now[key]) for key in now if before[key] != now[key]}
 
-    def describe(self, prepared: "Prepared", about: Mapping[str, Any]) -> None:
-        """Write config.yaml, task.json and about.json, whose entries `about` adds to."""
-        with whole_file(self.path / CONFIG) as file:  # first: this file makes a folder a run
-            file.write(prepared.config.to_yaml().encode())
+    def describe(self, prepared: "Prepared", state: "State", about: Mapping[str, Any]) -> None:
+        """Write config.yaml, task.json and about.json, whose entries `about` adds to; `state` is where the run goes on."""
         standardizer = prepared.standardizer
         scales = None
         if standardizer is not None:
@@ -173,15 +172,28 @@ class RunFolder:
                 for part in ("mean", "std")
             }
         task = {"task": asdict(prepared.task), "schema": asdict(prepared.schema), "standardizer": scales}
-        self.write_json(TASK, task)
+        files = {
+            CONFIG: prepared.config.to_yaml(),  # first: this file makes a folder a run
+            TASK: _json_text(task),
+            ABOUT: _json_text(self._described(prepared, state, about)),
+        }
+        # A run notes what changes before it does.
+        for name, text in reversed(files.items()) if self.exists else files.items():
+            self._write(name, text)
+
+    def _described(self, prepared: "Prepared", state: "State", about: Mapping[str, Any]) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         earlier = self._about()
-        times = {"started": earlier.get("started", now), "resumed": earlier.get("resumed", [])}
+        kept: dict[str, Any] = {"started": now, "command": sys.argv, "resumed": []}
+        kept |= {key: earlier[key] for key in (*kept, "init_from") if key in earlier}
         if earlier:
-            times["resumed"] = [*times["resumed"], now]
-            about = {**about, **{key: earlier[key] for key in ("init_from",) if key in earlier}}
-        own = {"data_sha256": prepared.digest} if prepared.digest is not None else {}
-        self.write_json(ABOUT, {**times, "command": sys.argv, **own, **_surroundings(), **about})
+            place = {"time": now, "epoch": state.epoch, "step": state.step}
+            resume = {**place, "command": sys.argv, "changed": self.changes(prepared.config)}
+            # Older versions noted the time alone.
+            before = [entry if isinstance(entry, dict) else {"time": entry} for entry in kept["resumed"]]
+            kept["resumed"] = [*before, resume]
+        own = {} if prepared.digest is None else {"data_sha256": prepared.digest}
+        return {**own, **_surroundings(), **about, **kept}
 
     def require_space(self, weights: int) -> None:
         """Raises UserError where the disk has no room for the checkpoints of so many bytes of weights."""
@@ -196,8 +208,11 @@ class RunFolder:
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
         """Write a file of the run, whole or not at all."""
+        self._write(name, _json_text(values))
+
+    def _write(self, name: str, text: str) -> None:
         with whole_file(self.path / name) as file:
-            file.write((json.dumps(values, indent=1) + "\n").encode())
+            file.write(text.encode())
 
     def _about(self) -> dict[str, Any]:
         return self._json(ABOUT) if (self.path / ABOUT).is_file() else {}
@@ -220,6 +235,10 @@ class RunFolder:
         except ValueError as error:
             raise UserError(f"{path} is damaged, it is not readable JSON: {error}") from None
         return values
+
+
+def _json_text(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=1) + "\n"
 
 
 def _features(values: dict[str, Any]) -> Features:

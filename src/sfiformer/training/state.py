@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from sfiformer.config import TrainerConfig
 from sfiformer.errors import UserError
 from sfiformer.training.metrics_log import Record
 
@@ -50,6 +51,15 @@ def best_record(history: Sequence[Record], higher_is_better: bool) -> Record:
     if not defined:
         return history[-1]
     return max(defined, key=lambda record: record["val"] if higher_is_better else -record["val"])
+
+
+def ended(settings: TrainerConfig, history: Sequence[Record], higher_is_better: bool) -> bool:
+    """Whether no epoch is left: all are done, or the last `patience` were not better on the validation split."""
+    if len(history) >= settings.epochs:
+        return True
+    if settings.patience is None or not history:
+        return False
+    return len(history) - best_record(history, higher_is_better)["epoch"] >= settings.patience
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from sfiformer.training.sampling import (
     train_subset,
 )
 from sfiformer.training.schedule import learning_rate
-from sfiformer.training.state import State, best_record
+from sfiformer.training.state import State, best_record, ended
 from sfiformer.training.step import NonFinite, Step
 from sfiformer.training.writers import Writers
 from sfiformer.training.zeros import zero_share
@@ -86,18 +86,12 @@ class Trainer:
         with self.interruption:
             try:
                 self._checkpoint(wait=True)  # whether one can be written is found out before the first epoch
-                while self.state.epoch < self.config.trainer.epochs and not self._stalled():
+                while not ended(self.config.trainer, self.state.history, bool(self.metric.higher_is_better)):
                     self._epoch()
             finally:
                 self.replays.clear()  # they and this trainer know each other: their memory would long outlive the run
                 if self.writers is not None:
                     self.writers.finish()
-
-    def _stalled(self) -> bool:
-        patience, history = self.config.trainer.patience, self.state.history
-        if patience is None or not history:
-            return False
-        return len(history) - best_record(history, bool(self.metric.higher_is_better))["epoch"] >= patience
 
     def _epoch(self) -> None:
         state, settings = self.state, self.config.trainer
