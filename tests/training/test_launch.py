@@ -51,6 +51,16 @@ def test_a_run_folder_holds_everything_and_twice_is_the_same(tmp_path, quiet, ou
     assert SFiFormer.from_pretrained(run / "best").num_parameters == result.parameters
 
 
+def test_a_small_training_split_is_measured_whole(tmp_path, quiet, monkeypatch):
+    settings = {"optim.lr": 0.03, "trainer.epochs": 4}
+    whole = quiet(tmp_path / "whole", settings)  # 17 graphs, where validation has 6
+    assert evaluate(tmp_path / "whole", split="train", device="cpu") == {"mean_recall": whole.train}
+    monkeypatch.setattr("sfiformer.training.trainer.SUBSET", 2)
+    part = quiet(tmp_path / "part", settings)
+    assert part.val == whole.val
+    assert part.train != whole.train  # it can tell
+
+
 def test_accumulated_batches_are_one_step(tmp_path, quiet):
     without_noise = {
         "model.dropout": 0.0,

@@ -74,7 +74,7 @@ class Result:
     val: float | None
     test: float | None
     gap: float | None
-    """How much better the training metric is than that of the test, at the best epoch."""
+    """How much better the training metric (of a subset, where there are many graphs) is than that of the test."""
     zero_share: float | None
     epochs: int
     seconds: float

@@ -38,7 +38,7 @@ from sfiformer.training.step import NonFinite, Step
 from sfiformer.training.writers import Writers
 from sfiformer.training.zeros import zero_share
 
-SUBSET = 1000  # training graphs that are measured where no validation split sets the number
+SUBSET = 1000  # training graphs that are measured at least, where there are so many
 LISTED = 64  # graphs named in an error
 ZERO_GRAPHS = 4  # on which the share of zero flows is measured
 
@@ -73,7 +73,7 @@ class Trainer:
         ] = []  # of steps done: their graphs, and what the step gave
         self.read_at = time.perf_counter()
         train, val = self.stores["train"], self.stores.get("val")
-        self.subset = train_subset(len(train), len(val) if val else SUBSET, self.config.seed)
+        self.subset = train_subset(len(train), max(len(val) if val else 0, SUBSET), self.config.seed)
         self.interruption = Interruption(self.device)
 
     def fit(self) -> None:
