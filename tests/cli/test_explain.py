@@ -1,6 +1,8 @@
 """`sfi explain` as a user calls it."""
 
+import csv
 import json
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,11 @@ def run(own_graphs, tmp_path_factory):
     return make
 
 
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_pictures_numbers_and_mistakes(sfi, refused, run, tmp_path):
     sparse, dense, local = run("sfi"), run("softmax"), run("none")
     said = sfi(
@@ -44,11 +51,18 @@ def test_pictures_numbers_and_mistakes(sfi, refused, run, tmp_path):
         "-1-iterations-layer2.svg",
     ]
     suffixes += [f"-statistics{end}" for end in (".png", ".svg", ".json", "-graphs.csv", "-hops.csv")]
-    assert said[2:] == [f"{stem}{suffix}" for suffix in suffixes]
-    assert said[0].startswith("sfi: ")
-    assert said[1].startswith("softmax: 0.0% of attention exactly zero; ")
+    assert said[3:] == [f"{stem}{suffix}" for suffix in suffixes]
+    ids = {(row["split"], row["graph"]): row["id"] for row in table(sparse / "splits.csv")}
+    assert sorted(ids.values()) == sorted(f"graph {number}" for number in range(40))
+    own = ids["val", "1"]
+    assert said[0] == f"val[1], id {own}: {4 + int(own.split()[1]) % 5} nodes"
+    assert said[1].startswith("sfi: ")
+    assert said[2].startswith("softmax: 0.0% of attention exactly zero; ")
     summary = json.loads((sparse / "explain" / "val-statistics.json").read_text())
     assert [each["run"] for each in summary] == ["sfi", "softmax"]
+
+    last = sfi("explain", sparse, "--graph", own, "--split", "val", "--layer", 1).stdout.splitlines()[-1]
+    assert f"<title>val[1], id {own}</title>" in Path(last).read_text()
 
     out = tmp_path / "out"
     message = refused("explain", local, "--graph", 0, "--out", out)

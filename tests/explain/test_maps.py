@@ -1,6 +1,7 @@
 """The figures: what is drawn is what was solved."""
 
 import math
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -41,6 +42,13 @@ def test_maps_show_all_quantities_and_leave_zeros_white(recorded):
     title = figure.get_suptitle()
     assert title.startswith(f"val[17], {seen.num_nodes} nodes; layer 2 of 2, λ = ")
     assert title.endswith("nodes by class")
+
+
+def test_an_id_is_shown_as_it_is_written(recorded, tmp_path):
+    seen = replace(recorded()[1], id=r"$\frac C_2")
+    figure = draw_maps(seen, 0)
+    assert figure.get_suptitle().startswith(r"val[17], id $\frac C_2, ")
+    figures.save(figure, tmp_path / "maps")
 
 
 def _at(figure, head: int, column: int):

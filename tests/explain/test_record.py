@@ -144,17 +144,44 @@ def test_molecules_keep_their_atoms():
 
 def test_records_of_a_run(run, graphs):
     seen = record_run(run("sfi"), 7, split="val")
-    assert seen.name == "val[7]"
+    assert (seen.name, seen.id, seen.title) == ("val[7]", "37", "val[7], id 37")  # its place in the file
     assert seen.num_nodes == 6  # 4 + 7 % 5
     assert seen.target.tolist() == [1]
     assert seen.task.class_names == ("path", "ring")
     assert len(seen.layers) == 2
 
     last = record_run(run("sfi"), 89, data=graphs)  # all splits of the file
-    assert last.name == "graphs.jsonl[89]"
+    assert last.title == last.name == "graphs.jsonl[89]"
     torch.testing.assert_close(last.outputs, record_run(run("sfi"), 29).outputs)
 
     with pytest.raises(UserError, match="there is no graph 30 in test: its 30 graphs are numbered from 0"):
         record_run(run("sfi"), 30)
     with pytest.raises(UserError, match="attention: none"):
         record_run(run("none"), 0)
+
+
+def test_graphs_by_their_ids(run, graphs):
+    sparse = run("sfi")
+    assert record_run(sparse, "62").name == "test[2]"
+    with pytest.raises(UserError, match="there is no graph '37' in test; it is in val"):
+        record_run(sparse, "37")
+    with pytest.raises(
+        UserError, match=r"there is no graph 'x' in test; .*splits\.csv lists those there are"
+    ):
+        record_run(sparse, "x")
+    with pytest.raises(UserError, match=r"of graphs\.jsonl are called by their numbers, from 0, not '37'"):
+        record_run(sparse, "37", data=graphs)
+    splits = sparse / "splits.csv"
+    written = splits.read_text()
+    assert written.splitlines()[:2] == ["id,split,graph", "0,train,0"]
+    try:
+        splits.write_text(written.replace("61,test", "60,test"))
+        with pytest.raises(UserError, match=r"test has 2 graphs '60'; give a number: \[0, 1\]"):
+            record_run(sparse, "60")
+        splits.write_text("a,b\n1,2\n")
+        with pytest.raises(UserError, match=r"splits\.csv is damaged"):
+            record_run(sparse, 0)
+        splits.unlink()  # of an earlier version
+        assert record_run(sparse, 0).title == "test[0]"
+    finally:
+        splits.write_text(written)

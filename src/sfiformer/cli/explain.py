@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 def explain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `sfi train`.")],
     graph: Annotated[
-        int | None,
-        typer.Option("--graph", metavar="I", help="Draw this graph of the split, numbered from 0."),
+        str | None,
+        typer.Option(
+            "--graph", metavar="I|ID", help="Draw this graph of the split: its number, from 0, or its id."
+        ),
     ] = None,
     statistics: Annotated[
         bool, typer.Option("--statistics", help="Sparsity and reach over the split.", show_default=False)
@@ -59,7 +61,7 @@ def explain(
     if graph is not None:
         written += explain_graph(
             run,
-            graph,
+            int(graph) if graph.removeprefix("-").isdecimal() else graph,
             split=split,
             layer=layer,
             head=head,
@@ -67,6 +69,7 @@ def explain(
             data=data,
             out=out,
             page=page,
+            say=print,
         )
     if statistics:
         taken, files = explain_statistics(

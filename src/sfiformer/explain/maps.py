@@ -68,7 +68,7 @@ def draw_maps(record: GraphRecord, layer: int, heads: Sequence[int] | None = Non
             axes.set_ylabel(f"head {head + 1}\nquery node")
         for axes in grid[-1]:
             axes.set_xlabel("key node")
-        figure.suptitle(_title(record, layer), fontsize=12)
+        figure.suptitle(_title(record, layer), fontsize=12, parse_math=False)
     return figure
 
 
@@ -113,7 +113,7 @@ def draw_iterations(record: GraphRecord, layer: int, heads: Sequence[int] | None
         for axes in grid[-1]:
             axes.set_xlabel("key node")
         _draw_distances(below.subplots(), along, exact, heads)
-        figure.suptitle(_title(record, layer), fontsize=12)
+        figure.suptitle(_title(record, layer), fontsize=12, parse_math=False)
     return figure
 
 
@@ -218,7 +218,7 @@ def _draw_distances(axes: Axes, along: dict[int, Tensor], exact: Tensor, heads: 
 
 def _title(record: GraphRecord, layer: int) -> str:
     seen = record.layers[layer]
-    parts = [f"{record.name}, {record.num_nodes} nodes; layer {layer + 1} of {len(record.layers)}"]
+    parts = [f"{record.title}, {record.num_nodes} nodes; layer {layer + 1} of {len(record.layers)}"]
     parts.append(_strength(seen))
     if seen.gamma is not None:
         parts.append(f"γ = {seen.gamma:.3g}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from sfiformer.explain.statistics import Statistics, collect, write_statistics
 
 def explain_graph(
     run: str | Path,
-    graph: int,
+    graph: int | str,
     *,
     split: Split = "test",
     layer: int | None = None,
@@ -28,12 +28,13 @@ def explain_graph(
     data: str | Path | None = None,
     out: str | Path | None = None,
     page: bool = True,
+    say: Callable[[str], object] | None = None,
 ) -> list[Path]:
     """Draw what a run's attention does with one graph, and return the files written.
 
     Args:
         run: a run folder of `sfiformer.train`.
-        graph: its number in the split, from 0.
+        graph: its number in the split, from 0, or its id.
         split: of the run's own data.
         layer: numbered from 1; None draws the maps of all layers, and the iterations of the last.
         head: numbered from 1; None for all.
@@ -41,12 +42,16 @@ def explain_graph(
         data: another place of the run's data (a folder), or a file of labelled graphs.
         out: folder for the files; None for RUN/explain.
         page: also write the flows as an interactive page.
+        say: is told which graph it is, by number and id.
     """
     _require_matplotlib()
+    folder = _folder(run, out)
     seen = record_run(run, graph, split, checkpoint, data)
+    if say is not None:
+        say(f"{seen.title}: {seen.num_nodes} nodes")
     layers = [_chosen("layer", layer, len(seen.layers))] if layer is not None else range(len(seen.layers))
     heads = [_chosen("head", head, seen.layers[0].heads)] if head is not None else None
-    stem = _folder(run, out) / re.sub(r"[^\w.-]+", "-", seen.name).strip("-")  # test[3]: test-3
+    stem = folder / re.sub(r"[^\w.-]+", "-", seen.name).strip("-")  # test[3]: test-3
     written = []
     for number in layers:
         figure = draw_maps(seen, number, heads)
@@ -78,6 +83,7 @@ def explain_statistics(
         split, checkpoint, data, out: as in `explain_graph`.
     """
     _require_matplotlib()
+    folder = _folder(run, out)
     if graphs is not None and graphs < 1:
         raise UserError(f"the number of graphs is {graphs}; it must be at least 1")
     paths = [Path(run)] if against is None else [Path(run), Path(against)]
@@ -90,7 +96,7 @@ def explain_statistics(
         count = len(opened) if graphs is None else min(graphs, len(opened))
         statistics.append(collect(name, opened.records(range(count))))
     _require_same_graphs(paths, statistics)
-    stem = _folder(run, out) / f"{opened.place}-statistics"
+    stem = folder / f"{opened.place}-statistics"
     written = figures.save(draw_statistics(statistics), stem)
     return statistics, [*written, *write_statistics(statistics, stem)]
 

@@ -117,6 +117,12 @@ class GraphRecord:
     smiles: str | None = None  # where known
     atoms: Tensor | None = None  # [n, 9] the Open Graph Benchmark's atom features, where the nodes are atoms
     bonds: Tensor | None = None  # [E, 3] and its bond features
+    id: str | None = None  # what the user calls the graph
+
+    @property
+    def title(self) -> str:
+        """Its name and, where it has one, the user's own."""
+        return self.name if self.id is None else f"{self.name}, id {self.id}"
 
     def combined(self, layer: int) -> Tensor:
         """What a layer (numbered from 0) mixes values by, [heads, n, n]: (Ã + γZ)/(1 + γ), or Z where Ã takes no part."""
@@ -133,6 +139,7 @@ def record(
     name: str = "graph",
     positions: Tensor | None = None,
     smiles: str | None = None,
+    id: str | None = None,
 ) -> GraphRecord:
     """Run the model, in evaluation mode, on a batch of one graph and keep what its attention saw.
 
@@ -143,6 +150,7 @@ def record(
         name: of the graph.
         positions: [n, 2], where the nodes have a place of their own.
         smiles: where the graph is a molecule and it is known.
+        id: what the user calls the graph.
     """
     if batch.num_graphs != 1 or batch.num_nodes == 0:
         raise ValueError(f"a record is of one graph with nodes, but the batch is {batch!r}")
@@ -179,6 +187,7 @@ def record(
         smiles=smiles,
         atoms=atoms,
         bonds=batch.edge_attr.cpu() if molecular and batch.edge_attr is not None else None,
+        id=id,
     )
 
 
@@ -199,7 +208,7 @@ def attention_layers(model: SFiFormer) -> list[SFiAttention]:
 
 def record_run(
     run: str | Path,
-    graph: int,
+    graph: int | str,
     split: Split = "test",
     checkpoint: Checkpoint = "best",
     data: str | Path | None = None,
@@ -208,7 +217,7 @@ def record_run(
 
     Args:
         run: a run folder of `sfiformer.train`.
-        graph: its number in the split, from 0.
+        graph: its number in the split, from 0, or its id.
         split: of the run's own data.
         checkpoint: which weights.
         data: another place of the run's data (a folder), or a file of labelled graphs, which are all of one split.

@@ -14,7 +14,7 @@ from sfiformer.errors import UserError
 from sfiformer.explain.record import Checkpoint, GraphRecord, Split, attention_layers, record
 from sfiformer.training.evaluation import raw_stores
 from sfiformer.training.inference import load_checkpoint, model_inputs
-from sfiformer.training.run_folder import RunFolder
+from sfiformer.training.run_folder import SPLITS, RunFolder
 
 # Superpixels: the last two features are the row and column of the centre.
 SUPERPIXELS = ("pascalvoc-sp", "coco-sp", "mnist", "cifar10")
@@ -44,6 +44,7 @@ class ExplainedRun:
         self.model = load_checkpoint(folder, checkpoint)
         self.place = split if data is None or Path(data).is_dir() else Path(data).name
         self._split, self._data = split, data
+        self._ids = folder.ids() if self.place == split else {}  # of the run's own graphs, by split
         try:
             attention_layers(self.model)  # before minutes are spent on reading the data
         except UserError as error:
@@ -58,9 +59,9 @@ class ExplainedRun:
         """How many graphs there are."""
         return sum(map(len, self.stores))
 
-    def record(self, graph: int) -> GraphRecord:
-        """What the model does with the graph of this number."""
-        return next(self.records([graph]))
+    def record(self, graph: int | str) -> GraphRecord:
+        """What the model does with the graph of this number, or this id."""
+        return next(self.records([self._number(graph) if isinstance(graph, str) else graph]))
 
     def records(self, graphs: Sequence[int]) -> Iterator[GraphRecord]:
         """The same for several graphs, one in memory at a time."""
@@ -68,8 +69,32 @@ class ExplainedRun:
             store, place = self._find(graph)
             one = store.subset([place])
             batch = model_inputs(one, self.model.config, self.standardizer, progress=False).batch([0])
-            name = f"{self.place}[{graph}]"
-            yield record(self.model, batch, task=self.task, name=name, positions=self._positions(one))
+            ids = self._ids.get(self._split)
+            yield record(
+                self.model,
+                batch,
+                task=self.task,
+                name=f"{self.place}[{graph}]",
+                positions=self._positions(one),
+                id=ids[graph] if ids else None,
+            )
+
+    def _number(self, graph: str) -> int:
+        """The number of the graph of this id."""
+        if not self._ids:
+            raise UserError(f"the graphs of {self.place} are called by their numbers, from 0, not {graph!r}")
+        numbers = {
+            split: [number for number, name in enumerate(ids) if name == graph]
+            for split, ids in self._ids.items()
+        }
+        found = numbers.get(self._split, [])
+        if len(found) > 1:
+            raise UserError(f"{self.place} has {len(found)} graphs {graph!r}; give a number: {found}")
+        if not found:
+            others = [split for split in numbers if numbers[split]]
+            hint = f"it is in {others[0]}" if others else f"{self.path / SPLITS} lists those there are"
+            raise UserError(f"there is no graph {graph!r} in {self.place}; {hint}")
+        return found[0]
 
     def _find(self, graph: int) -> tuple[GraphStore, int]:
         offsets = np.cumsum([0, *map(len, self.stores)])

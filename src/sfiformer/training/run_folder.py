@@ -3,17 +3,20 @@
 config.yaml     the settings, resolved, as the run has them now
 about.json      versions, git revision, times, command, the digest of the user's own file, what changed when the run was resumed
 task.json       the task, the features, the standardisation: what prediction needs beside the model
+splits.csv      of a user's own graphs: the id of each, its split, and its number there
 metrics.jsonl, metrics.csv, tensorboard/    the metrics of every epoch
 best/, last/    checkpoints, see `checkpoint`
 result.json     at the end
 """
 
+import csv
+import io
 import json
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from sfiformer.training.state import State
 
 CONFIG, ABOUT, TASK, RESULT = "config.yaml", "about.json", "task.json", "result.json"
+SPLITS = "splits.csv"
 # What may be another in a resumed run. All else would make it another experiment.
 CHANGEABLE = ("optim.", "trainer.", "data.root", "data.mirror")
 FIXED = ("trainer.accumulate",)
@@ -81,6 +85,19 @@ class RunFolder:
     def result(self) -> dict[str, Any]:
         """What result.json holds."""
         return self._json(RESULT)
+
+    def ids(self) -> dict[str, list[str]]:
+        """What the user calls the graphs of each split, in order; nothing where that was not written."""
+        self._require()
+        path, ids = self.path / SPLITS, dict[str, list[str]]()
+        if path.is_file():
+            try:
+                with path.open(encoding="utf-8", newline="") as file:
+                    for row in csv.DictReader(file):
+                        ids.setdefault(row["split"], []).append(row["id"])
+            except (KeyError, UnicodeError, csv.Error) as error:
+                raise UserError(f"{path} is damaged: {error!r}") from None
+        return ids
 
     @contextmanager
     def claim(self, *, resume: bool) -> Iterator[None]:
@@ -163,7 +180,10 @@ class RunFolder:
         return {key: (before[key], now[key]) for key in now if before[key] != now[key]}
 
     def describe(self, prepared: "Prepared", state: "State", about: Mapping[str, Any]) -> None:
-        """Write config.yaml, task.json and about.json, whose entries `about` adds to; `state` is where the run goes on."""
+        """Write config.yaml, task.json, splits.csv and about.json, whose entries `about` adds to.
+
+        `state` is where the run goes on.
+        """
         standardizer = prepared.standardizer
         scales = None
         if standardizer is not None:
@@ -175,6 +195,7 @@ class RunFolder:
         files = {
             CONFIG: prepared.config.to_yaml(),  # first: this file makes a folder a run
             TASK: _json_text(task),
+            **({SPLITS: _splits_text(prepared.ids)} if prepared.ids else {}),
             ABOUT: _json_text(self._described(prepared, state, about)),
         }
         # A run notes what changes before it does.
@@ -239,6 +260,14 @@ class RunFolder:
 
 def _json_text(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=1) + "\n"
+
+
+def _splits_text(ids: Mapping[str, Sequence[str]]) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["id", "split", "graph"])
+    table.writerows((name, split, number) for split in ids for number, name in enumerate(ids[split]))
+    return text.getvalue()
 
 
 def _features(values: dict[str, Any]) -> Features:

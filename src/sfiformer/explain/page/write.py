@@ -43,7 +43,7 @@ def write_page(record: GraphRecord, path: Path, *, title: str | None = None) -> 
     Args:
         record: of one graph.
         path: of the file; what is there is replaced.
-        title: in place of the record's name.
+        title: in place of the record's own.
 
     Raises:
         ValueError: where a query or key is not finite.
@@ -57,7 +57,7 @@ def write_page(record: GraphRecord, path: Path, *, title: str | None = None) -> 
     page = Template(_read("page.html")).substitute(
         policy=f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
         "base-uri 'none'; form-action 'none'",
-        title=html.escape(title or record.name),
+        title=html.escape(title or record.title),
         style=style,
         script=script,
         record=_embedded(_content(record)),
