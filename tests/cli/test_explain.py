@@ -65,6 +65,10 @@ def test_pictures_numbers_and_mistakes(sfi, refused, run, tmp_path):
     assert f"<title>val[1], id {own}</title>" in Path(last).read_text()
 
     out = tmp_path / "out"
+    out.touch()
+    message = refused("explain", sparse, "--graph", 0, "--out", out, code=2)
+    assert message == f"{out} is a file; choose a folder for the pictures"
+    out.unlink()
     message = refused("explain", local, "--graph", 0, "--out", out)
     assert message == (
         f"{local}: the model has attention: none, so there are no flows to look at; "

@@ -123,7 +123,10 @@ def _chosen(what: str, number: int, count: int) -> int:
 
 
 def _folder(run: str | Path, out: str | Path | None) -> Path:
-    return Path(run) / "explain" if out is None else Path(out)
+    folder = Path(run) / "explain" if out is None else Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; choose a folder for the pictures")
+    return folder
 
 
 def _write_page(record: GraphRecord, path: Path) -> Path:
