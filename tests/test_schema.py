@@ -3,6 +3,7 @@ from typing import Literal
 
 import pytest
 
+from sfiformer.config import ExperimentConfig
 from sfiformer.schema import Layer, build, dotted_keys, expand, nearest, plain
 
 
@@ -81,3 +82,20 @@ def test_keys_and_nearest():
         "inner", "inner.rate", "inner.kind", "inner.sizes", "inner.limit", "pair", "flag", "name",
     ]  # fmt: skip
     assert nearest("optm.lr", ["optim.lr", "model.layers"]) == "optim.lr"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("--optim.learning_rate", "--optim.lr"),
+        ("--learning_rate", "--optim.lr"),
+        ("--optim.wd", "--optim.weight_decay"),
+        ("--model.hidden_dim", "--model.dim"),
+        ("--model.num_layers", "--model.layers"),
+        ("--output", "--out"),
+        ("--batchsize", "--data.batch_size"),
+    ],
+)
+def test_nearest_of_abbreviations(name, meant):
+    known = [f"--{key}" for key in dotted_keys(ExperimentConfig)]
+    assert nearest(name, [*known, "--out", "--resume"]) == meant

@@ -72,13 +72,22 @@ def dotted_keys(cls: type, prefix: str = "") -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name most like `name`; the last part of a dotted key counts most."""
+    """The known name most like `name`; the last part of a dotted key counts most, and may be abbreviated."""
 
     def likeness(other: str) -> float:
-        leaves = SequenceMatcher(None, name.rpartition(".")[2], other.rpartition(".")[2]).ratio()
-        return leaves + 0.5 * SequenceMatcher(None, name, other).ratio()
+        leaf, other_leaf = name.rpartition(".")[2], other.rpartition(".")[2]
+        alike = SequenceMatcher(None, leaf, other_leaf).ratio()
+        if _abbreviates(leaf.lstrip("-"), other_leaf.lstrip("-")):
+            alike = max(alike, 0.9)
+        return alike + 0.5 * SequenceMatcher(None, name, other).ratio()
 
     return max(known, key=likeness)
+
+
+def _abbreviates(name: str, other: str) -> bool:
+    """Whether one has the other's initials (lr, learning_rate) or some of its words (dim, hidden_dim)."""
+    short, long = sorted((name.split("_"), other.split("_")), key=len)
+    return short == ["".join(word[:1] for word in long)] or set(short) < set(long)
 
 
 def _hints(cls: type) -> dict[str, Any]:

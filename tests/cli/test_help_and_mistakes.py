@@ -58,6 +58,10 @@ def test_presets_are_listed_and_printed(sfi, tmp_path):
     [
         ("train clustr", "there is no preset 'clustr'; did you mean 'cluster'?"),
         ("train cluster --optm.lr 1", "there is no option --optm.lr; did you mean --optim.lr?"),
+        (
+            "train cluster --optim.learning_rate 1",
+            "there is no option --optim.learning_rate; did you mean --optim.lr?",
+        ),
         ("train cluster --optim.lr fast", "overrides: optim.lr must be a number, not 'fast'"),
         ("train cluster --optim.lr -1", "optim.lr is -1.0; it must be positive"),
         ("train cluster --model.attention sofmax", "did you mean 'softmax'?"),
