@@ -123,3 +123,12 @@ def test_the_hub_is_asked_for_a_repository(folder, tmp_path, monkeypatch):
     assert asked == [("owner/name", "config.json", "v1"), ("owner/name", "model.safetensors", "v1")]
     with pytest.raises(ValueError, match=r"nobody/nothing, and the Hub's .*404 Client Error$"):
         SFiFormer.from_pretrained("nobody/nothing")
+
+    asked.clear()
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(
+        ValueError, match=r"no folder runs/nope; nor was the Hub asked .* a folder runs: revision='main'"
+    ):
+        SFiFormer.from_pretrained("runs/nope")
+    assert asked == []
+    assert SFiFormer.from_pretrained("runs/nope", revision="main").config == CONFIG

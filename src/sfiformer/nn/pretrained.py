@@ -55,8 +55,9 @@ class Pretrained:
         It comes back in evaluation mode, on the CPU. Nothing in the files is executed.
 
         Args:
-            folder_or_hub_id: a folder, if there is one of this name; else a repository (needs the extra `hub`).
-            revision: branch, tag or commit of the repository.
+            folder_or_hub_id: a folder, if there is one of this name; else a repository (needs the extra `hub`), unless
+                there is a folder OWNER.
+            revision: branch, tag or commit of the repository, which is then asked for in any case.
 
         Raises:
             ValueError: where a file is missing, damaged, or of something else.
@@ -99,6 +100,11 @@ def _locate(name: str | Path, revision: str | None) -> tuple[Path, Path]:
         return folder / CONFIG, folder / WEIGHTS
     if isinstance(name, Path) or not _HUB_ID.fullmatch(name):
         raise ValueError(f"there is no folder {name}")
+    if revision is None and folder.parent.is_dir():
+        raise ValueError(
+            f"there is no folder {name}; nor was the Hub asked for it, as there is a folder {folder.parent}: "
+            "revision='main' asks it"
+        )
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:
