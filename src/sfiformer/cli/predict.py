@@ -21,7 +21,10 @@ def predict(
     ] = Path("predictions.csv"),
     checkpoint: Checkpoint = "best",
     batch_size: Annotated[
-        int, typer.Option("--batch-size", metavar="N", help="Graphs at a time; it changes no prediction.")
+        int,
+        typer.Option(
+            "--batch-size", metavar="N", help="Graphs at a time; it changes predictions by rounding alone."
+        ),
     ] = 32,
     device: Device = "auto",
     skip_bad: Annotated[

@@ -42,7 +42,7 @@ def predict(
         run: a run folder of `sfiformer.train`.
         source: a list of PyG `Data`, or a file: PyG .pt, JSON lines, or a CSV of SMILES. Labels are not needed.
         checkpoint: "best" or "last".
-        batch_size: graphs at a time. The predictions do not depend on it.
+        batch_size: graphs at a time. The predictions depend on it by rounding alone.
         device: "auto" is a GPU where there is one.
         bad: a list to which bad rows are added as (place, reason); without one, the first is an error, or they are
             left out with a warning where the run left out its own.
