@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfiformer.cli.options import Checkpoint, Debug, LabelledGraphs, Split
+from sfiformer.cli.options import Checkpoint, Debug, Split
 from sfiformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +40,12 @@ def explain(
     graphs: Annotated[
         int, typer.Option("--graphs", metavar="K", help="With --statistics, the first K graphs of the split.")
     ] = 200,
-    data: LabelledGraphs = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", metavar="FILE", help="Graphs of your own, labelled or not, in place of the run's data."
+        ),
+    ] = None,
     checkpoint: Checkpoint = "best",
     out: Annotated[
         Path | None,

@@ -39,7 +39,7 @@ def explain_graph(
         layer: numbered from 1; None draws the maps of all layers, and the iterations of the last.
         head: numbered from 1; None for all.
         checkpoint: which weights.
-        data: another place of the run's data (a folder), or a file of labelled graphs.
+        data: another place of the run's data (a folder), or a file of graphs, labelled or not.
         out: folder for the files; None for RUN/explain.
         page: also write the flows as an interactive page.
         say: is told which graph it is, by number and id.

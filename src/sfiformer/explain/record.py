@@ -220,7 +220,7 @@ def record_run(
         graph: its number in the split, from 0, or its id.
         split: of the run's own data.
         checkpoint: which weights.
-        data: another place of the run's data (a folder), or a file of labelled graphs, which are all of one split.
+        data: another place of the run's data (a folder), or a file of graphs, which are all of one split.
     """
     from sfiformer.explain.runs import ExplainedRun
 

@@ -27,7 +27,7 @@ class ExplainedRun:
         run: a run folder of `sfiformer.train`.
         split: of the run's own data.
         checkpoint: which weights.
-        data: another place of the run's data (a folder), or a file of labelled graphs, all of which are taken.
+        data: another place of the run's data (a folder), or a file of graphs, all of which are taken.
     """
 
     def __init__(
