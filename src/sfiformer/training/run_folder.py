@@ -12,22 +12,18 @@ result.json     at the end
 import csv
 import io
 import json
-import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from filelock import FileLock, Timeout
 
-import sfiformer
 from sfiformer.config import ExperimentConfig
 from sfiformer.data.schema import Features, Schema
 from sfiformer.data.source import digest
@@ -36,6 +32,7 @@ from sfiformer.data.task import Task
 from sfiformer.errors import UserError
 from sfiformer.files import whole_file
 from sfiformer.schema import dotted_keys, plain
+from sfiformer.training.surroundings import surroundings
 
 if TYPE_CHECKING:
     from sfiformer.training.preparation import Prepared
@@ -214,7 +211,7 @@ class RunFolder:
             before = [entry if isinstance(entry, dict) else {"time": entry} for entry in kept["resumed"]]
             kept["resumed"] = [*before, resume]
         own = {} if prepared.digest is None else {"data_sha256": prepared.digest}
-        return {**own, **_surroundings(), **about, **kept}
+        return {**kept, **own, **surroundings(), **about}
 
     def require_space(self, weights: int) -> None:
         """Raises UserError where the disk has no room for the checkpoints of so many bytes of weights."""
@@ -284,31 +281,3 @@ def _flat(config: ExperimentConfig) -> dict[str, Any]:
         if not isinstance(value, dict):
             values[key] = value
     return values
-
-
-def _surroundings() -> dict[str, Any]:
-    packages = ("torch", "lightning", "torch-geometric", "torchmetrics", "numpy", "scipy", "numba", "triton")
-    versions = {"sfiformer": sfiformer.__version__, "python": platform.python_version()}
-    for package in packages:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {"versions": versions, "platform": platform.platform(), "git": _git_revision()}
-
-
-def _git_revision() -> str | None:
-    """The revision of the sources, with a + where they were changed since; None outside a checkout of them."""
-
-    def git(*arguments: str) -> str | None:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    # Installed into somebody else's checkout, the sources are not tracked there.
-    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
-        return None
-    return git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+")
