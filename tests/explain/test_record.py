@@ -11,6 +11,7 @@ from sfiformer.data import GraphStore, cluster
 from sfiformer.data.official import find
 from sfiformer.data.smiles import molecule_graph
 from sfiformer.errors import UserError
+from sfiformer.explain.page.said import said
 from sfiformer.explain.record import record, record_run
 from sfiformer.nn import SFiFormer
 
@@ -158,6 +159,14 @@ def test_records_of_a_run(run, graphs):
         record_run(run("sfi"), 30)
     with pytest.raises(UserError, match="attention: none"):
         record_run(run("none"), 0)
+
+
+def test_graphs_need_no_labels(run, tmp_path):
+    unlabelled = tmp_path / "new.jsonl"
+    unlabelled.write_text('{"x": [[0.0, 1.0], [0.5, 1.0]], "edges": [[0, 1], [1, 0]]}\n')
+    seen = record_run(run("sfi"), 0, data=unlabelled)
+    assert (seen.title, seen.num_nodes) == ("new.jsonl[0]", 2)
+    assert said(seen)["graph"][0][2] == "?"
 
 
 def test_graphs_by_their_ids(run, graphs):
