@@ -86,6 +86,8 @@ def test_one_class_is_none(labels):
         ValueError, match=rf"^every label is '{labels[0]}', so .* two classes are needed, and a missing"
     ):
         infer_task(graphs(*labels))
+    with pytest.raises(ValueError, match=rf"^every label in column active is '{labels[0]}'"):
+        infer_task(graphs(*labels), target_names=["active"])
     assert infer_task(graphs(7, 7), kind="regression") == Task("graph", "regression", 1)
     assert infer_task(graphs("yes", "yes"), classes=["no", "yes"]).kind == "binary"
 

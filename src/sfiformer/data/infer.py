@@ -116,8 +116,9 @@ def infer_task(
                 f"binary needs two classes, the labels have {len(names)}: say kind='classification'"
             )
         if len(names) < 2:
+            column = f" in column {target_names[0]}" if target_names else ""
             raise ValueError(
-                f"every label is {names[0]!r}, so there is nothing to learn: two classes are needed, "
+                f"every label{column} is {names[0]!r}, so there is nothing to learn: two classes are needed, "
                 "and a missing label is none of them"
             )
         plain = names == _class_names(len(names))
