@@ -262,3 +262,10 @@ def test_what_is_read_from_a_table_is_said(tmp_path):
     said = load_custom(tmp_path / "m.csv", targets=["mass"]).describe()
     assert "\nlabels: column mass\n" in said
     assert said.endswith("\nnot used: label")
+
+
+def test_a_list_of_targets_may_be_missing_in_the_first_row(tmp_path):
+    pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
+    rows = ["C,\n", *(f'{"C" * i},"[{i % 2}, 0, 1]"\n' for i in range(2, 11))]
+    (tmp_path / "m.csv").write_text("smiles,labels\n" + "".join(rows))
+    assert load_custom(tmp_path / "m.csv").task == Task("graph", "multilabel", 3, columns=("labels",))

@@ -81,8 +81,9 @@ def load_custom(
     with _about(name):
         level = level or infer_level(records)
     records = _with_labels_of_one_width(records, level, bad)
+    width = next((record.y.values.size for record in records if record.y is not None), None)
     target_names = columns
-    if columns is not None and records[0].y is not None and records[0].y.values.size != len(columns):
+    if columns is not None and width != len(columns):
         target_names = None  # one column held a list of targets
     with _about(name):
         task = infer_task(records, level=level, kind=kind, classes=classes, target_names=target_names)
