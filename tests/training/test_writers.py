@@ -142,8 +142,8 @@ def test_the_end_of_a_run_waits(run, whole, outcome):
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),  # an epoch asks three times between steps and three times while it is measured
-    [(1, "epoch-0000"), (3, "epoch-0000-step-000002"), (8, "epoch-0001-step-000001")],
+    ("asked", "expected"),  # an epoch asks three times between steps and five times while it is measured
+    [(1, "epoch-0000"), (3, "epoch-0000-step-000002"), (10, "epoch-0001-step-000001")],
 )
 def test_an_interrupted_run_waits(run, whole, outcome, monkeypatch, asked, expected):
     answers = [0] * (asked - 1) + [signal.SIGTERM]
