@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sfiformer.attention import kernels
+from sfiformer.operators import operator
 
 
 class EdgeOrder(NamedTuple):
@@ -106,7 +107,7 @@ def row_sum(
     return (out if dtype is None else out.to(dtype)).view(rows, *rest)
 
 
-@torch.library.custom_op("sfiformer::neighbour_sum", mutates_args=())
+@operator("sfiformer::neighbour_sum")
 def neighbour_sum(
     x: Tensor,
     weight: Tensor,
@@ -140,7 +141,7 @@ def _transposed(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 neighbour_sum.register_autograd(_transposed, setup_context=_keep_edges)
 
 
-@torch.library.custom_op("sfiformer::segment_sum", mutates_args=())
+@operator("sfiformer::segment_sum")
 def segment_sum(values: Tensor, ptr: Tensor, index: Tensor, order: Tensor | None = None) -> Tensor:
     """out[s] = Σ values[order[k]] over k = ptr[s] … ptr[s+1]-1: [K, …] → [S, …]; 0 where a segment is empty.
 
@@ -150,7 +151,7 @@ def segment_sum(values: Tensor, ptr: Tensor, index: Tensor, order: Tensor | None
     return row_sum(values, ptr, order)
 
 
-@torch.library.custom_op("sfiformer::spread", mutates_args=())
+@operator("sfiformer::spread")
 def spread(values: Tensor, ptr: Tensor, index: Tensor, order: Tensor | None = None) -> Tensor:
     """out[k] = values[index[k]]: [S, …] → [K, …], the transpose of `segment_sum` and with its arguments.
 

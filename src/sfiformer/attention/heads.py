@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sfiformer.attention.kernels import usable
+from sfiformer.operators import operator
 
 
 def split_heads(packed: Tensor, normed: int, eps: float) -> list[Tensor]:
@@ -29,7 +30,7 @@ def split_heads(packed: Tensor, normed: int, eps: float) -> list[Tensor]:
     return [*scores.unbind(1), *rest.unbind(1)]
 
 
-@torch.library.custom_op("sfiformer::split_heads", mutates_args=())
+@operator("sfiformer::split_heads")
 def _split_heads(packed: Tensor, normed: int, eps: float) -> list[Tensor]:
     """The parts, and 1/√(mean(x²) + eps), [nodes, normed, heads] float32."""
     from sfiformer.attention.kernels import heads
@@ -37,7 +38,7 @@ def _split_heads(packed: Tensor, normed: int, eps: float) -> list[Tensor]:
     return heads.split(packed.contiguous(), normed, eps)
 
 
-@torch.library.custom_op("sfiformer::join_heads", mutates_args=())
+@operator("sfiformer::join_heads")
 def _join_heads(grads: list[Tensor], packed: Tensor, scales: Tensor) -> Tensor:
     """The gradient of ``packed`` from those of its parts."""
     from sfiformer.attention.kernels import heads

@@ -18,9 +18,10 @@ from sfiformer.attention.chunks import Chunk, Order, chunks, spans
 from sfiformer.attention.dropout import kept, kept_entries
 from sfiformer.attention.inputs import require_values
 from sfiformer.flow.rows import GENTLE, solve
+from sfiformer.operators import operator
 
 
-@torch.library.custom_op("sfiformer::packed_attention", mutates_args=())
+@operator("sfiformer::packed_attention")
 def packed_attention(
     q: Tensor,
     k: Tensor,
@@ -66,7 +67,7 @@ def packed_attention(
     return out, etas.squeeze(-1), pivots.squeeze(-1)
 
 
-@torch.library.custom_op("sfiformer::packed_attention_backward", mutates_args=())
+@operator("sfiformer::packed_attention_backward")
 def packed_attention_backward(
     grad_out: Tensor,
     q: Tensor,

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from sfiformer.attention.kernels import usable
 from sfiformer.branches import ahead
+from sfiformer.operators import operator
 
 MULTIPLE = 8
 MOST = 5  # layers that one kernel joins
@@ -107,7 +108,7 @@ def _of_products(x: Tensor, layers: Sequence[nn.Linear]) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else layers[0].weight.dtype
 
 
-@torch.library.custom_op("sfiformer::resized", mutates_args=())
+@operator("sfiformer::resized")
 def _resized(x: Tensor, width: int, dtype: torch.dtype, kept: int, one: bool) -> Tensor:
     """The first ``kept`` columns of x, a column of ones if asked for, and zeros: [N, width] in another type, in one pass."""
     from sfiformer.attention.kernels import joined as kernels
@@ -132,7 +133,7 @@ def _resized_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _resized.register_autograd(_resized_backward, setup_context=_setup_resized)
 
 
-@torch.library.custom_op("sfiformer::joined", mutates_args=())
+@operator("sfiformer::joined")
 def _joined(
     weights: list[Tensor],
     biases: list[Tensor],
@@ -149,7 +150,7 @@ def _joined(
     return kernels.join(weights, biases, parts, wide_out, in_parts, wide_in, dtype, column)
 
 
-@torch.library.custom_op("sfiformer::parted", mutates_args=())
+@operator("sfiformer::parted")
 def _parted(
     weight: Tensor,
     bias: Tensor | None,

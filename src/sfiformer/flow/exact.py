@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from sfiformer.flow.rows import Logs, Rows, Scales, solve, support
+from sfiformer.operators import refuse_tangents
 
 
 class ExactFlows(torch.autograd.Function):
@@ -21,23 +22,36 @@ class ExactFlows(torch.autograd.Function):
 
     The differences g_j − ḡ are taken from the heaviest active key, since κ f_j p_j may multiply them by any power of e;
     what exceeds the type saturates. The backward is itself differentiable, with z, an output, as one of its inputs.
-    Scores are [..., n]; lam, log_scale and log_eps are float64 [..., 1].
+    Scores are [..., n]; lam, log_scale and log_eps are float64 [..., 1]. The outputs are z and which keys are active.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, s: Tensor, u: Tensor, lam: Tensor, log_scale: Tensor, log_eps: Tensor, mask: Tensor
-    ) -> Tensor:
+        s: Tensor, u: Tensor, lam: Tensor, log_scale: Tensor, log_eps: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         work = torch.promote_types(s.dtype, torch.float32)
         masked_s = s.to(work).masked_fill(~mask, -math.inf)
         masked_u = u.to(work).masked_fill(~mask, math.inf)
         rows, logs = Rows.of(masked_s, masked_u, masked=True), Logs(lam.log() + log_scale, log_eps)
         scales = Scales.of_logs(rows, logs)
         solution = solve(rows, scales, lambda: logs)
-        active = support(rows, solution, scales)
-        z = solution[0].to(s.dtype)
-        ctx.save_for_backward(s, u, lam, log_scale, log_eps, mask, z, active)
-        return z
+        return solution[0].to(s.dtype), support(rows, solution, scales)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, *output)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> NoReturn:
+        refuse_tangents("solver='exact'")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Any, tuple[int, int]]:
+        batched = [
+            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip(inputs, in_dims, strict=True)
+        ]
+        return ExactFlows.apply(*batched), (0, 0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -128,7 +128,7 @@ def flows_from_scores(
 
 def _exact(s: Tensor, u: Tensor, lam: Tensor, log_scale: Tensor, log_eps: Tensor, mask: Tensor) -> Tensor:
     rows = (*s.shape[:-1], 1)
-    return ExactFlows.apply(s, u, lam.expand(rows), log_scale.expand(rows), log_eps.expand(rows), mask)
+    return ExactFlows.apply(s, u, lam.expand(rows), log_scale.expand(rows), log_eps.expand(rows), mask)[0]
 
 
 def _links(mask: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:

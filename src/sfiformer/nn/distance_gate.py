@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sfiformer.attention.kernels import usable
+from sfiformer.operators import operator
 
 
 def distance_gate(distance: Tensor, mlp: nn.Sequential, activation: str) -> Tensor:
@@ -32,7 +33,7 @@ def distance_gate(distance: Tensor, mlp: nn.Sequential, activation: str) -> Tens
     return mlp(distance)
 
 
-@torch.library.custom_op("sfiformer::distance_gate", mutates_args=())
+@operator("sfiformer::distance_gate")
 def _distance_gate(
     distance: Tensor,
     first_weight: Tensor,
@@ -46,7 +47,7 @@ def _distance_gate(
     return kernels.forward(distance, first_weight, first_bias, last_weight, last_bias, activation)
 
 
-@torch.library.custom_op("sfiformer::distance_gate_backward", mutates_args=())
+@operator("sfiformer::distance_gate_backward")
 def _distance_gate_backward(
     of_gate: Tensor,
     gate: Tensor,

@@ -12,6 +12,7 @@ from torch import Tensor
 from sfiformer.attention import EdgeOrder
 from sfiformer.attention.edges import row_sum
 from sfiformer.attention.kernels import usable
+from sfiformer.operators import operator
 
 _BLOCK = 1 << 18  # numbers in a block of edges
 
@@ -123,7 +124,7 @@ def _ptr(order: EdgeOrder, here: slice, there: slice) -> Tensor:
     return order.target_ptr[here.start : here.stop + 1] - there.start
 
 
-@torch.library.custom_op("sfiformer::gated_sum", mutates_args=())
+@operator("sfiformer::gated_sum")
 def _gated_sum(
     nodes: Tensor,
     edges: Tensor,
@@ -143,7 +144,7 @@ def _gated_sum(
     return forward(nodes, edges, pe_gate, order)
 
 
-@torch.library.custom_op("sfiformer::gated_sum_backward", mutates_args=())
+@operator("sfiformer::gated_sum_backward")
 def _gated_sum_backward(
     of_x_hat: Tensor,
     of_e_hat: Tensor | None,

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from sfiformer.operators import transformed
+
 HAS_TRITON = find_spec("triton") is not None
 MAX_WIDTH = 256  # of a head
 MAX_DIM = 1024  # of a row of the layer's output that stays on chip
@@ -16,8 +18,12 @@ SHARED_MEMORY = 165_888  # bytes that the largest tiles of attention take
 
 
 def usable(x: Tensor) -> bool:
-    """Whether kernels that work in float32 serve this tensor: on a GPU, with Triton, in a dtype no wider."""
-    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and HAS_TRITON
+    """Whether kernels that work in float32 serve this tensor: on a GPU, with Triton, in a dtype no wider.
+
+    Under transforms they do not: of plain PyTorch there are fewer operators that transforms must be told how to follow.
+    """
+    fits = x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and HAS_TRITON
+    return fits and not transformed()
 
 
 @cache

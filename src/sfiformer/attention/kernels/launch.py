@@ -32,6 +32,7 @@ from sfiformer.attention.kernels.tiling import (
     unit,
 )
 from sfiformer.branches import Branches
+from sfiformer.operators import operator
 
 MAX_FLOAT32 = (
     512  # as MAX_NODES, with friction in float32: beyond it, streaming takes less time and shared memory
@@ -39,7 +40,7 @@ MAX_FLOAT32 = (
 FEW = 264  # programs of a head that look for rows which are not gentle, as a rule in vain: two for each processor of an H200
 
 
-@torch.library.custom_op("sfiformer::fused_attention", mutates_args=())
+@operator("sfiformer::fused_attention")
 def fused_attention(
     q: Tensor,
     k: Tensor,
@@ -103,7 +104,7 @@ def fused_attention(
     return out, stats, means
 
 
-@torch.library.custom_op("sfiformer::fused_attention_backward", mutates_args=())
+@operator("sfiformer::fused_attention_backward")
 def fused_attention_backward(
     grad_out: Tensor,
     q: Tensor,

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sfiformer.operators import operator
+
 PARTS = 256  # pieces of a sum over rows
 TILE, WARPS = 2048, 8  # entries of a tile
 
@@ -114,7 +116,7 @@ def _tiles(near: Tensor, dim: int) -> tuple[int, dict[str, int]]:
     return -(-near.size(0) // rows), {**sizes, "ROWS": rows, "COLS": cols, "num_warps": WARPS}
 
 
-@torch.library.custom_op("sfiformer::mixed_norm", mutates_args=())
+@operator("sfiformer::mixed_norm")
 def mixed_norm(
     near: Tensor, far: Tensor, raw_gamma: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, eps: float
 ) -> Tensor:
@@ -129,7 +131,7 @@ def mixed_norm(
     return out
 
 
-@torch.library.custom_op("sfiformer::mixed_norm_backward", mutates_args=())
+@operator("sfiformer::mixed_norm_backward")
 def mixed_norm_backward(
     grad: Tensor, near: Tensor, far: Tensor, raw_gamma: Tensor, bias: Tensor, gain: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
