@@ -8,7 +8,7 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINConv, GINEConv, GPSConv, global_add_pool
 
-from sfiformer import SFiGPSConv
+from sfiformer import SFiAttention, SFiGPSConv
 
 
 class Model(nn.Module):
@@ -68,9 +68,8 @@ def test_one_line_changes_a_model_over(layer):
 
 def test_arguments_are_those_of_gps_conv():
     ours, theirs = (inspect.signature(layer.__init__).parameters for layer in (SFiGPSConv, GPSConv))
-    shared = [name for name in theirs if name not in ("attn_type", "attn_kwargs")]
-    assert [name for name in ours if name in shared] == shared
-    for name in shared:
+    assert list(ours) == list(theirs)
+    for name in theirs:
         assert ours[name].default == theirs[name].default
     call = list(inspect.signature(GPSConv.forward).parameters)
     assert list(inspect.signature(SFiGPSConv.forward).parameters) == call
@@ -100,6 +99,52 @@ def test_dense_mode_equals_gps_conv_of_the_same_weights():
     x = torch.randn(14, 8)
     expected = theirs(x, data.edge_index, data.batch)
     torch.testing.assert_close(ours(x, data.edge_index, data.batch), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_other_attention():
+    assert isinstance(SFiGPSConv(8, None, attn_type="multihead").attn, SFiAttention)
+    with pytest.raises(ValueError, match=r"attn_type.*performer.*attn_kwargs"):
+        SFiGPSConv(8, None, attn_type="performer")
+
+
+def test_parameters_as_the_readme_counts_them():
+    layers = (
+        SFiGPSConv(64, _gin(64), heads=4),
+        SFiGPSConv(64, _gin(64), heads=4, attn_kwargs={"head_width": 16}),
+        GPSConv(64, _gin(64), heads=4),
+    )
+    counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
+    assert counts == [120_898, 46_210, 37_760]
+
+
+@pytest.mark.parametrize("layout", ["csr", "coo", "csc"])
+@pytest.mark.parametrize("layer", [GPSConv, SFiGPSConv])
+def test_adjacency_as_a_sparse_matrix(layer, layout):
+    torch.manual_seed(0)
+    layer, x = layer(8, _gin(8), heads=2).eval(), torch.randn(14, 8)
+    data = _batch()
+    source, target = data.edge_index = data.edge_index.unique(dim=1)
+    rows = torch.sparse_coo_tensor(
+        torch.stack([target, source]), torch.ones(len(source)), (14, 14)
+    ).coalesce()
+    rows = {"csr": rows.to_sparse_csr, "coo": rows.coalesce, "csc": rows.to_sparse_csc}[layout]()
+    out = layer(x, data.edge_index, data.batch)
+    torch.testing.assert_close(layer(x, rows, data.batch), out, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("with_batch", [True, False])
+def test_compiled_whole(with_batch):
+    torch._dynamo.reset()
+    layer = SFiGPSConv(8, _gin(8), heads=2).eval()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for sizes in ((5, 1, 8), (4, 4), (9,), (3, 2, 2, 6)):
+        data, x = _batch(sizes), torch.randn(sum(sizes), 8, requires_grad=True)
+        batch = data.batch * 7 if with_batch else None  # names of graphs may leave out numbers
+        expected, out = (each(x, data.edge_index, batch) for each in (layer, compiled))
+        torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+        got, true = (torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected))
+        torch.testing.assert_close(got, true, atol=1e-4, rtol=1e-3)
+    torch._dynamo.reset()
 
 
 def test_one_graph_needs_no_batch():

@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
+from torch_geometric.typing import Adj
+from torch_geometric.utils import is_sparse, to_edge_index
 
 from sfiformer.attention import SFiAttention
 
@@ -16,16 +19,18 @@ from sfiformer.attention import SFiAttention
 class SFiGPSConv(nn.Module):
     """The GPS layer with `SFiAttention` in place of softmax attention: message passing beside global attention, then an MLP.
 
-    It takes the arguments of PyG's ``GPSConv`` (but for ``attn_type``) and is called like it, so that a model changes over by
-    changing one line. Graphs are not padded, and heads need not divide ``channels``.
+    It takes the arguments of PyG's ``GPSConv`` and is called like it, so that a model changes over by changing one line. Graphs
+    are not padded, and heads need not divide ``channels``: each has the full width, and so more parameters, unless
+    ``attn_kwargs={"head_width": …}`` says otherwise.
 
     Args:
         channels: width of the node features.
         conv: the local message passing layer, or None.
-        heads: number of attention heads, each of full width.
+        heads: number of attention heads.
         dropout: of the intermediate features.
         act, act_kwargs: activation of the MLP, by name.
         norm, norm_kwargs: normalisation, by name, or None.
+        attn_type: ``"multihead"``, the one that sparse flows replace.
         attn_kwargs: arguments of `SFiAttention`, for example ``{"mode": "dfi"}``, ``{"lam": 2.0}`` or ``{"dropout": 0.5}``.
     """
 
@@ -39,9 +44,15 @@ class SFiGPSConv(nn.Module):
         act_kwargs: dict[str, Any] | None = None,
         norm: str | None = "batch_norm",
         norm_kwargs: dict[str, Any] | None = None,
+        attn_type: str = "multihead",
         attn_kwargs: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        if attn_type != "multihead":
+            raise ValueError(
+                f"attn_type must be 'multihead', got {attn_type!r}: what the attention is like is said by attn_kwargs, for "
+                "example {'mode': 'dfi'} for softmax attention; for others keep PyG's GPSConv"
+            )
         self.channels, self.conv, self.heads, self.dropout = channels, conv, heads, dropout
         self.attn = SFiAttention(channels, heads, **(attn_kwargs or {}))
         self.mlp = nn.Sequential(
@@ -61,14 +72,22 @@ class SFiGPSConv(nn.Module):
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
 
-    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """[nodes, channels] → the same. ``batch`` is sorted, as PyG has it; ``kwargs`` go to the message passing layer."""
+    def forward(self, x: Tensor, edge_index: Adj, batch: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """[nodes, channels] → the same.
+
+        Args:
+            x: node features.
+            edge_index: edges [2, E], source above target; or, as PyG has it, a sparse matrix with a row for each target.
+            batch: the graph of each node, sorted, as PyG has it (looked at on a CPU, unless the layer is compiled).
+            kwargs: of the message passing layer.
+        """
         ptr = _offsets(batch, x)
         branches = []
         if self.conv is not None:
             local = F.dropout(self.conv(x, edge_index, **kwargs), self.dropout, self.training)
             branches.append(self._norm(0, local + x, batch))
-        flowed = F.dropout(self.attn(x, edge_index, ptr), self.dropout, self.training)
+        flowed = self.attn(x, _edges(edge_index), ptr, max_nodes=len(x) if is_compiling() else None)
+        flowed = F.dropout(flowed, self.dropout, self.training)
         branches.append(self._norm(1, flowed + x, batch))
         out = torch.stack(branches).sum(0)
         return self._norm(2, out + self.mlp(out), batch)
@@ -81,6 +100,11 @@ class SFiGPSConv(nn.Module):
         return f"{type(self).__name__}({self.channels}, conv={self.conv}, heads={self.heads}, attn={self.attn.extra_repr()})"
 
 
+def _edges(edge_index: Adj) -> Tensor:
+    """Edges [2, E], source above target, also of a sparse matrix, whose rows are the targets."""
+    return to_edge_index(edge_index)[0].flip(0) if is_sparse(edge_index) else edge_index
+
+
 def _offsets(batch: Tensor | None, x: Tensor) -> Tensor:
     """Where each graph starts, [graphs + 1], from the graph of each node."""
     if batch is None:
@@ -89,6 +113,9 @@ def _offsets(batch: Tensor | None, x: Tensor) -> Tensor:
         raise ValueError(
             f"batch must name the graph of each of the {len(x)} nodes, got shape {list(batch.shape)}"
         )
+    if is_compiling():  # no size may depend on values: as many graphs as nodes, the last of them empty
+        place = (batch.diff(prepend=batch[:1]) != 0).cumsum(0)
+        return torch.searchsorted(place, torch.arange(len(x) + 1, device=x.device))
     if batch.device.type == "cpu" and bool((batch.diff() < 0).any()):
         raise ValueError("batch must be sorted, as in PyG's Batch: nodes of one graph stand together")
     return torch.cat([batch.new_zeros(1), batch.bincount().cumsum(0)])
