@@ -27,6 +27,7 @@ def _like(*shape: int, dtype=torch.float64) -> torch.Tensor:
 
 
 SHAPES = [
+    ("q", [1.0], r"tensor.*\[1.0\]"),
     ("q", _like(NODES, WIDTH), r"\[9, 4\]"),
     ("k", _like(NODES, HEADS, WIDTH + 1), r"\[9, 2, 5\]"),
     ("k", _like(NODES - 1, HEADS, WIDTH), r"\[8, 2, 4\]"),
@@ -38,8 +39,10 @@ SHAPES = [
     ("k_friction", _like(NODES, 1, WIDTH), r"\[9, 1, 4\]"),
     ("q", _like(NODES, HEADS, WIDTH, dtype=torch.int64), "int64"),
     ("v", _like(NODES, HEADS, WIDTH, dtype=torch.bool), "bool"),
-    ("ptr", torch.tensor([0, 5, 9], dtype=torch.int32), "int32"),
+    ("q", _like(NODES, 0, WIDTH), r"head.*\[9, 0, 4\]"),
+    ("ptr", [0, 5, 9], r"tensor.*\[0, 5, 9\]"),
     ("ptr", torch.tensor([0.0, 5.0, 9.0]), "float32"),
+    ("ptr", torch.tensor([False, True]), "bool"),
     ("ptr", torch.tensor([[0, 5, 9]]), r"\[1, 3\]"),
     ("ptr", torch.tensor([], dtype=torch.int64), r"\[0\]"),
 ]
@@ -52,6 +55,8 @@ VALUES = [
     ("ptr", torch.tensor([0]), "9.*0"),
     ("v", _spoilt(math.nan), "nan"),
     ("v", _spoilt(math.inf), "inf"),
+    ("lam", "x", "number.*'x'"),
+    ("lam", None, "number.*None"),
     ("lam", -0.5, "-0.5"),
     ("lam", math.nan, "nan"),
     ("lam", math.inf, "inf"),
@@ -59,6 +64,7 @@ VALUES = [
     ("lam", torch.tensor([0.1, math.nan]), "nan"),
     ("lam", torch.tensor([0.1, 0.2, 0.3]), r"\[3\]"),
     ("lam", torch.ones(2, 1), r"\[2, 1\]"),
+    ("alpha", "x", "number.*'x'"),
     ("alpha", 0.0, "0.0"),
     ("alpha", -1.0, "-1"),
     ("alpha", math.nan, "nan"),
@@ -161,6 +167,33 @@ def test_layer_settings(arguments, name):
 
     with pytest.raises(ValueError, match=name):
         build_and_call()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"heads": 0},
+        {"heads": -1},
+        {"heads": 2.0},
+        {"dim": 0},
+        {"head_width": 0},
+        {"lam": math.nan},
+        {"lam": math.inf},
+        {"lam": "x"},
+        {"alpha": None},
+    ],
+)
+def test_layer_settings_are_looked_at_when_it_is_made(arguments):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=rf"^{name} must"):
+        SFiAttention(**({"dim": 8, "heads": 2} | arguments))
+
+
+@pytest.mark.parametrize("lam_scaling", ["potential", "graph", "largest"])
+def test_layer_offsets_that_are_no_tensor(lam_scaling):
+    layer = SFiAttention(8, 2, lam_scaling=lam_scaling)
+    with pytest.raises(ValueError, match=r"ptr.*tensor.*\[0, 4\]"):
+        layer(torch.randn(4, 8), torch.tensor([[0], [1]]), [0, 4])
 
 
 @pytest.mark.parametrize("mode", ["sfi", "dfi"])

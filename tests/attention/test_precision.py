@@ -7,6 +7,7 @@ import torch
 
 import oracles
 from packing import Packed, attend, one_by_one, packed
+from sfiformer import SFiAttention, dfi_attention
 
 SIZES = (12, 0, 1, 20)
 CASES = [{"lam": 0.05}, {"lam": 0.05, "alpha": math.inf}, {"lam": 0.7, "scaling": "potential"}]
@@ -32,6 +33,42 @@ def test_error_is_that_of_the_type(dtype, arguments):
     for x, y in zip(got, true, strict=True):
         assert x.dtype == dtype
         assert _error(x, y) <= 30 * unit * float(y.abs().max())
+
+
+@pytest.mark.parametrize("double", ["q", "k", "v", "q_friction", "k_friction"])
+@pytest.mark.parametrize("return_flows", [False, True])
+def test_mixed_dtypes_are_computed_in_the_widest(double, return_flows):
+    inputs = packed(SIZES)
+    narrow = inputs.to(torch.float32)
+    mixed = narrow._replace(**{double: getattr(inputs, double)})
+    out = attend(mixed, lam=0.05, return_flows=return_flows)
+    out = out[0] if return_flows else out
+    assert out.dtype == mixed.v.dtype
+    torch.testing.assert_close(out, attend(mixed.to(torch.float64), lam=0.05).to(out.dtype))
+
+
+@pytest.mark.parametrize("double", ["q", "k", "v"])
+def test_mixed_dtypes_of_dense_attention(double):
+    inputs = packed(SIZES)
+    mixed = inputs.to(torch.float32)._replace(**{double: getattr(inputs, double)})
+    q, k, v, _, _, ptr = mixed
+    expected = dfi_attention(q.double(), k.double(), v.double(), ptr)
+    torch.testing.assert_close(dfi_attention(q, k, v, ptr), expected.to(v.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_offsets_of_any_integers(dtype):
+    inputs = packed(SIZES)
+    q, k, v, _, _, ptr = inputs
+    narrow = inputs._replace(ptr=ptr.to(dtype))
+    torch.testing.assert_close(attend(narrow, lam=0.05), attend(inputs, lam=0.05))
+    torch.testing.assert_close(dfi_attention(q, k, v, narrow.ptr), dfi_attention(q, k, v, ptr))
+    layer, x, edges = (
+        SFiAttention(4, 2, lam_scaling="graph"),
+        torch.randn(len(q), 4),
+        torch.tensor([[0], [1]]),
+    )
+    torch.testing.assert_close(layer(x, edges, narrow.ptr), layer(x, edges, ptr))
 
 
 def test_mixed_dtypes_give_that_of_the_values():

@@ -16,12 +16,15 @@ def _with(value: float) -> torch.Tensor:
 
 GOOD = torch.ones(2, 3)
 STRENGTHS = [
+    ({"lam": "x"}, "lam.*number.*'x'"),
+    ({"lam": None}, "lam.*number.*None"),
     ({"lam": -0.1}, "lam.*-0.1"),
     ({"lam": math.nan}, "lam.*nan"),
     ({"lam": math.inf}, "lam.*inf"),
     ({"lam": torch.tensor([0.1, -2.0])}, "lam.*-2"),
     ({"lam": torch.tensor([0.1, math.nan])}, "lam.*nan"),
     ({"lam": torch.ones(3)}, r"lam.*\[3\]"),
+    ({"alpha": "x"}, "alpha.*number.*'x'"),
     ({"alpha": 0.0}, "alpha.*0.0"),
     ({"alpha": -1.0}, "alpha.*-1"),
     ({"alpha": math.nan}, "alpha.*nan"),

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sfiformer.attention.chunks import Order, chunks
 from sfiformer.attention.fused import fused_attend
-from sfiformer.attention.inputs import require_finite, require_ptr, require_shapes
+from sfiformer.attention.inputs import as_offsets, in_common, require_finite, require_ptr, require_shapes
 from sfiformer.attention.widths import wide, widened
 from sfiformer.flow import checks
 
@@ -34,28 +34,29 @@ def dfi_attention(
     also where a GPU sends batches with a graph of more than 1,024 nodes: it then waits to learn the sizes, so such a call
     cannot be captured, and two backward passes agree to the bit only under `torch.use_deterministic_algorithms`.
     """
-    require_shapes(ptr, dropout_p, q=q, k=k, v=v)
+    require_shapes(dropout_p, q=q, k=k, v=v)
+    ptr = as_offsets(ptr)
     if checks.wanted(check, q):
         require_ptr(ptr, len(q), max_nodes)
         require_finite(q=q, k=k, v=v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if q.dtype == k.dtype == v.dtype:
-        fused = fused_attend(
-            q,
-            k,
-            v,
-            None,
-            None,
-            ptr,
-            torch.zeros(len(ptr) - 1, device=q.device),
-            alpha=math.inf,
-            potential=False,
-            scale=scale,
-            dropout_p=dropout_p,
-            max_nodes=max_nodes,
-        )
-        if fused is not None:
-            return fused
+    dtype, (q, k, v) = v.dtype, in_common(q, k, v)
+    fused = fused_attend(
+        q,
+        k,
+        v,
+        None,
+        None,
+        ptr,
+        torch.zeros(len(ptr) - 1, device=q.device),
+        alpha=math.inf,
+        potential=False,
+        scale=scale,
+        dropout_p=dropout_p,
+        max_nodes=max_nodes,
+    )
+    if fused is not None:
+        return fused.to(dtype)
     # A GPU's own kernels never hold all scores, so they take a graph of any size whole; not so in float64. They want widths of
     # a multiple of 8; the others would hold all scores.
     chunk_size = 1 << (62 if q.is_cuda and q.dtype != torch.float64 else 24)
@@ -75,4 +76,4 @@ def dfi_attention(
             )
         outs.append(torch.cat(rows, dim=2).flatten(0, 2))
     packed = torch.zeros_like(v.flatten(0, 1)).index_copy(0, order.places, torch.cat(outs))
-    return packed.view(v.shape)[..., :width]
+    return packed.view(v.shape)[..., :width].to(dtype)

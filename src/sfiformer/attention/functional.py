@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import reduce
-
 import torch
 from torch import Tensor
 
 from sfiformer.attention import kernels
 from sfiformer.attention.fused import fused_attend
-from sfiformer.attention.inputs import require_finite, require_shapes, require_values
+from sfiformer.attention.inputs import as_offsets, in_common, require_finite, require_shapes, require_values
 from sfiformer.attention.packed import packed_attention
 from sfiformer.flow import checks
 from sfiformer.flow.problem import Scaling, Solver, flows_from_scores
@@ -43,7 +41,7 @@ def sfi_attention(
     Args:
         q, k, q_friction, k_friction: [nodes, heads, width], any width.
         v: [nodes, heads, width of the output].
-        ptr: int64 [graphs + 1], where each graph starts, as PyG's ``Batch.ptr``; graphs may have no node.
+        ptr: integers [graphs + 1], where each graph starts, as PyG's ``Batch.ptr``; graphs may have no node.
         lam: λ ≥ 0, a number or one value for each graph. Its gradient is ∂L/∂log λ / λ on a GPU, and 0 where λ = 0; elsewhere
             that is the derivative from above.
         alpha: penalty of the constraint Σ z = 1; ``math.inf`` makes it hard.
@@ -58,27 +56,26 @@ def sfi_attention(
         deterministic: ask for a bitwise repeatable backward; it always is, there are no atomics.
 
     Returns:
-        [nodes, heads, width of v], in the dtype of v; with ``return_flows`` a pair of it and the flows.
+        [nodes, heads, width of v], in the dtype of v; with ``return_flows`` a pair of it and the flows. Where dtypes
+        differ, all is computed in the widest.
     """
-    look = checks.wanted(check, q)
-    require_shapes(ptr, dropout_p, q=q, k=k, v=v, q_friction=q_friction, k_friction=k_friction)
+    require_shapes(dropout_p, q=q, k=k, v=v, q_friction=q_friction, k_friction=k_friction)
+    look, ptr = checks.wanted(check, q), as_offsets(ptr)
     if scaling not in ("absolute", "potential"):
         raise ValueError(f"scaling must be 'absolute' or 'potential', got {scaling!r}")
     checks.require_alpha(alpha, look)
     checks.require_lam(lam, check=False)
     lam = _per_graph(lam, ptr, q)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    dtype = v.dtype
+    q, k, v, q_friction, k_friction = in_common(q, k, v, q_friction, k_friction)
     if solver != "exact" or return_flows:
         if look:
             require_values(v, ptr, lam, max_nodes)
         out, flows = _graph_by_graph(
             q, k, v, q_friction, k_friction, ptr, lam, alpha, scaling, scale, dropout_p, solver, look
         )
-        return (out, flows) if return_flows else out
-    dtype = v.dtype
-    tensors = (q, k, v, q_friction, k_friction)
-    common = reduce(torch.promote_types, (x.dtype for x in tensors))
-    q, k, v, q_friction, k_friction = (x.to(common) for x in tensors)
+        return (out.to(dtype), flows) if return_flows else out.to(dtype)
     tensors, potential = (q, k, v, q_friction, k_friction), scaling == "potential"
     if look and kernels.usable(q):  # on other devices the plain operator looks
         require_values(v, ptr, lam, max_nodes)

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
 from sfiformer.flow import checks
 
 
-def require_shapes(ptr: Tensor, dropout_p: float, **tensors: Tensor) -> None:
+def require_shapes(dropout_p: float, **tensors: Tensor) -> None:
     """Every tensor [nodes, heads, width] like the first, v with a width of its own."""
     (first_name, first), *_ = tensors.items()
     for name, x in tensors.items():
         checks.require_floating(name, x)
         if x.dim() != 3:
             raise ValueError(f"{name} must have the shape [nodes, heads, width], got a {checks.describe(x)}")
-        if not x.shape[2]:
-            raise ValueError(f"{name} must have a width of 1 at least, got a {checks.describe(x)}")
+        if not (x.shape[1] and x.shape[2]):
+            raise ValueError(
+                f"{name} must have one head and a width of 1 at least, got a {checks.describe(x)}"
+            )
         if name != "v":
             checks.require_same_shape(name, x, first_name, first)
         elif x.shape[:2] != first.shape[:2]:
             raise ValueError(
                 f"v must have the nodes and heads of {first_name}, {list(first.shape[:2])}, got a {checks.describe(x)}"
             )
-    if ptr.dtype != torch.int64 or ptr.dim() != 1 or len(ptr) < 1:
-        raise ValueError(f"ptr must be int64 offsets of shape [graphs + 1], got a {checks.describe(ptr)}")
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p must be at least 0 and less than 1, got {dropout_p}")
+
+
+def as_offsets(ptr: Tensor) -> Tensor:
+    """``ptr`` in int64."""
+    whole = isinstance(ptr, Tensor) and not (
+        ptr.is_floating_point() or ptr.is_complex() or ptr.dtype == torch.bool
+    )
+    if not whole or ptr.dim() != 1 or len(ptr) < 1:
+        given = f"a {checks.describe(ptr)}" if isinstance(ptr, Tensor) else repr(ptr)
+        raise ValueError(f"ptr must be a tensor of integer offsets, [graphs + 1], got {given}")
+    return ptr.long()
+
+
+def in_common(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the least dtype that holds them all."""
+    common = reduce(torch.promote_types, (x.dtype for x in tensors))
+    return tuple(x.to(common) for x in tensors)
 
 
 def require_finite(**tensors: Tensor) -> None:

@@ -16,10 +16,10 @@ from sfiformer.attention.adjacency import Adjacency
 from sfiformer.attention.dense import dfi_attention
 from sfiformer.attention.functional import sfi_attention
 from sfiformer.attention.heads import split_heads
-from sfiformer.attention.inputs import graph_sizes
+from sfiformer.attention.inputs import as_offsets, graph_sizes
 from sfiformer.attention.widths import by_parts, joined, resized, widened
 from sfiformer.branches import ahead
-from sfiformer.flow import Proximal
+from sfiformer.flow import Proximal, checks
 from sfiformer.flow.problem import Scaling, Solver
 
 Friction = Literal["learned", "tied"] | Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -105,10 +105,14 @@ class SFiAttention(nn.Module):
             _require_choice("friction", friction, ("learned", "tied"))
         if not (adjacency or attention):
             raise ValueError("adjacency and attention are both off: nothing is left of the layer")
-        if lam < 0:
-            raise ValueError(f"lam must not be negative, got {lam}")
-        if not alpha > 0:
-            raise ValueError(f"alpha must be positive, got {alpha}")
+        for name, count in (
+            ("dim", dim),
+            ("heads", heads),
+            ("head_width", dim if head_width is None else head_width),
+        ):
+            _require_count(name, count)
+        checks.require_lam(lam, check=True)
+        checks.require_alpha(alpha, check=True)
         soft = solver == "proximal" or isinstance(solver, Proximal)
         if soft and lam_scaling == "potential" and mode == "sfi":
             raise ValueError(
@@ -116,7 +120,7 @@ class SFiAttention(nn.Module):
             )
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
-        self.dim, self.heads, self.head_width = dim, heads, head_width or dim
+        self.dim, self.heads, self.head_width = dim, heads, dim if head_width is None else head_width
         self.mode, self.friction, self.lam, self.lam_scaling = mode, friction, lam, lam_scaling
         self.alpha, self.qk_norm, self.dropout, self.solver = alpha, qk_norm, dropout, solver
         self.adjacency, self.attention = adjacency, attention
@@ -175,6 +179,7 @@ class SFiAttention(nn.Module):
             adjacency: Ã, if already made from ``edge_index``: a stack of layers needs it only once.
             sizes: what `graph_sizes` makes of ``ptr``, likewise.
         """
+        ptr = as_offsets(ptr)
         weight, bias = joined([self.out], x, in_parts=self.heads)
         if not self.attention:
             values = by_parts(x, [self.value], self.heads).flatten(1)
@@ -205,6 +210,7 @@ class SFiAttention(nn.Module):
 
     def flows(self, x: Tensor, ptr: Tensor) -> list[Tensor]:
         """The flows Z of every graph, a list of [heads, n, n]: row i says where node i draws its unit from."""
+        ptr = as_offsets(ptr)
         (q, k, qf, kf), values = self._scores_and_values(x)
         out = sfi_attention(
             q,
@@ -325,6 +331,11 @@ class SFiAttention(nn.Module):
             f"{name}=False" for name in ("adjacency", "attention", "qk_norm") if not getattr(self, name)
         ]
         return ", ".join(parts)
+
+
+def _require_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of 1 at least, got {value!r}")
 
 
 def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

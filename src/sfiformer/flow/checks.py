@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -50,16 +51,16 @@ def require_alpha(alpha: float | Tensor, check: bool) -> None:
     if isinstance(alpha, Tensor):
         if check:
             require_all(alpha > 0, "alpha", alpha, "positive (math.inf is the hard constraint)")
-    elif not alpha > 0:
-        raise ValueError(f"alpha must be positive (math.inf is the hard constraint), got {alpha}")
+    elif not (isinstance(alpha, Real) and alpha > 0):
+        raise ValueError(f"alpha must be a positive number (math.inf is the hard constraint), got {alpha!r}")
 
 
 def require_lam(lam: float | Tensor, check: bool) -> None:
     if isinstance(lam, Tensor):
         if check:
             require_all((lam >= 0) & lam.isfinite(), "lam", lam, "finite and not negative")
-    elif not 0 <= lam < math.inf:
-        raise ValueError(f"lam must be finite and not negative, got {lam}")
+    elif not (isinstance(lam, Real) and 0 <= lam < math.inf):
+        raise ValueError(f"lam must be a number or a tensor, finite and not negative, got {lam!r}")
 
 
 def require_mask(mask: Tensor | None, like: Tensor, name: str) -> None:
