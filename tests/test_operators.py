@@ -100,6 +100,22 @@ def test_jacobian_of_attention(inputs, way):
     torch.testing.assert_close(jacrev(attend)(inputs.q), expected)
 
 
+def test_hessian_by_reverse_mode(inputs):
+    def loss(q):
+        return _attend(inputs, {"return_flows": True}, q).square().sum()
+
+    torch.testing.assert_close(
+        jacrev(jacrev(loss))(inputs.q), torch.autograd.functional.hessian(loss, inputs.q)
+    )
+
+
+@pytest.mark.parametrize("way", [{}, {"return_flows": True, "check": False}])
+def test_samples_side_by_side(inputs, way):
+    samples = torch.stack([inputs.q, 2 * inputs.q])
+    expected = torch.stack([_attend(inputs, way, q) for q in samples])
+    torch.testing.assert_close(vmap(lambda q: _attend(inputs, way, q))(samples), expected)
+
+
 def test_gradients_of_samples(inputs):
     samples = torch.stack([inputs.q, 2 * inputs.q])
 

@@ -38,6 +38,11 @@ def sfi_attention(
     of least energy with resistances softmax(−s_i) and frictions softmax(u_i) (`sfiformer.flow.flows_from_scores`), and
     the output is Σ_j z_ij v_j. A graph's result does not depend on the graphs beside it.
 
+    Reverse mode differentiates it once (`torch.autograd`, and `grad`, `vjp` and `jacrev` of `torch.func`), and again with
+    ``return_flows``; the exact solver refuses forward mode (`jvp`, `jacfwd`, `hessian`). `torch.func.vmap` makes a call for
+    each sample, and wants ``check=False`` with ``return_flows``. `torch.compile` finds no graph breaks with the exact solver
+    and without ``return_flows``.
+
     Args:
         q, k, q_friction, k_friction: [nodes, heads, width], any width.
         v: [nodes, heads, width of the output].
