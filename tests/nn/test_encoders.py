@@ -1,6 +1,10 @@
+import re
+
 import pytest
 import torch
+from torch_geometric.data import Data
 
+import sfiformer.data
 from sfiformer import ModelConfig
 from sfiformer.nn.encoders import BOND_VOCABULARY, EmbeddingSum, FeatureEncoder, LapPE, LinearEncoder
 from sfiformer.nn.partition import Partition
@@ -147,6 +151,17 @@ def test_a_missing_or_misshapen_field_is_named(make_batch):
 def test_open_settings_are_named(settings, missing):
     with pytest.raises(ValueError, match=f"{missing} is not set"):
         FeatureEncoder(ModelConfig(**{**OPEN, **settings}))
+
+
+@pytest.mark.parametrize("pe", ["lappe", "eslappe", "rwse"])
+def test_what_is_said_of_a_missing_encoding_helps(pe):
+    graph = Data(x=torch.randn(6, 3), edge_index=torch.randint(6, (2, 20)))
+    settings = {"dim": 12, "pe": pe, "pe_size": 5, "pe_dim": 4, "node_encoder": "linear", "node_features": 3}
+    encoder = FeatureEncoder(ModelConfig(**settings, edge_encoder="constant"))
+    with pytest.raises(ValueError, match="no field") as error:
+        encoder(graph)
+    remedy = re.search(r"AddEncodings\(.*\)\(data\)", str(error.value))[0]
+    encoder(eval(remedy, vars(sfiformer.data) | {"data": graph}))
 
 
 def test_graphs_without_edges_need_no_edge_attr(make_batch):

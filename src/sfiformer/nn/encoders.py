@@ -24,6 +24,12 @@ FIELDS = {
     "rwse": ("rwse",),
 }
 
+MAKERS = {
+    "lappe": "LapPE",
+    "eslappe": "ESLapPE",
+    "rwse": "RandomWalkSE",
+}  # of those fields, in sfiformer.data
+
 PRODUCT_ROWS = 1024  # of tables that a GPU multiplies with: beyond, most of the product would be zeros
 
 
@@ -244,8 +250,8 @@ class FeatureEncoder(nn.Module):
         values = getattr(batch, field, None)
         if values is None:
             raise ValueError(
-                f"the batch has no field {field!r}, which pe: {self.pe} needs: compute the encoding for "
-                "these graphs first, or choose pe: none"
+                f"the batch has no field {field!r}, which pe: {self.pe} needs: add it to each graph before they are batched, "
+                f"AddEncodings([{MAKERS[self.pe]}({self.pe_size})])(data) of sfiformer.data, or choose pe: none"
             )
         if values.dim() != 2 or values.size(1) != self.pe_size:
             raise ValueError(f"{field} has shape {list(values.shape)}; the model has pe_size: {self.pe_size}")

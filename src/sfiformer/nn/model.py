@@ -24,8 +24,8 @@ class SFiFormer(Pretrained, nn.Module):
 
     `model(batch)` takes the project's GraphBatch, a PyG Batch or a single PyG Data with the fields `x`,
     `edge_index` (j → i), `edge_attr`, `batch`, `ptr`, those of the positional encoding (`lappe_vectors`
-    [N, k] and `lappe_values` [G, k], `eslappe_vectors` [N, k], `rwse` [N, k]) and, for links,
-    `edge_label_index` [2, L]. It returns logits [graphs, nodes or links, outputs].
+    [N, k] and `lappe_values` [G, k], `eslappe_vectors` [N, k], `rwse` [N, k]; `sfiformer.data.AddEncodings` adds
+    them to a Data) and, for links, `edge_label_index` [2, L]. It returns logits [graphs, nodes or links, outputs].
     """
 
     def __init__(self, config: ModelConfig) -> None:
