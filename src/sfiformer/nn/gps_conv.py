@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 from torch.nn import functional as F
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 from torch_geometric.typing import Adj
@@ -78,7 +77,7 @@ class SFiGPSConv(nn.Module):
         Args:
             x: node features.
             edge_index: edges [2, E], source above target; or, as PyG has it, a sparse matrix with a row for each target.
-            batch: the graph of each node, sorted, as PyG has it (looked at on a CPU, unless the layer is compiled).
+            batch: the graph of each node, sorted, as PyG has it (looked at on a CPU).
             kwargs: of the message passing layer.
         """
         ptr = _offsets(batch, x)
@@ -86,8 +85,7 @@ class SFiGPSConv(nn.Module):
         if self.conv is not None:
             local = F.dropout(self.conv(x, edge_index, **kwargs), self.dropout, self.training)
             branches.append(self._norm(0, local + x, batch))
-        flowed = self.attn(x, _edges(edge_index), ptr, max_nodes=len(x) if is_compiling() else None)
-        flowed = F.dropout(flowed, self.dropout, self.training)
+        flowed = F.dropout(self.attn(x, _edges(edge_index), ptr), self.dropout, self.training)
         branches.append(self._norm(1, flowed + x, batch))
         out = torch.stack(branches).sum(0)
         return self._norm(2, out + self.mlp(out), batch)
@@ -113,9 +111,6 @@ def _offsets(batch: Tensor | None, x: Tensor) -> Tensor:
         raise ValueError(
             f"batch must name the graph of each of the {len(x)} nodes, got shape {list(batch.shape)}"
         )
-    if is_compiling():  # no size may depend on values: as many graphs as nodes, the last of them empty
-        place = (batch.diff(prepend=batch[:1]) != 0).cumsum(0)
-        return torch.searchsorted(place, torch.arange(len(x) + 1, device=x.device))
     if batch.device.type == "cpu" and bool((batch.diff() < 0).any()):
         raise ValueError("batch must be sorted, as in PyG's Batch: nodes of one graph stand together")
     return torch.cat([batch.new_zeros(1), batch.bincount().cumsum(0)])
