@@ -1,13 +1,37 @@
-"""What the attention functions expect of their arguments."""
+"""What the attention functions and layers are given, and what they expect of it."""
 
 from __future__ import annotations
 
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sfiformer.flow import checks
+from sfiformer.flow.problem import Scaling, Solver
+
+
+class Scores(NamedTuple):
+    """Queries and keys of resistance and of friction, [nodes, heads, width] each."""
+
+    q: Tensor
+    k: Tensor
+    q_friction: Tensor
+    k_friction: Tensor
+
+
+class Strengths(NamedTuple):
+    """How strongly friction acts, and how flows are solved for: arguments of `sfi_attention`."""
+
+    lam: float | Tensor  # a number, or one for each graph
+    alpha: float
+    scaling: Scaling
+    solver: Solver
+
+    def for_each(self, graphs: int) -> Strengths:
+        """With a λ in its place for each of so many graphs."""
+        return self._replace(lam=torch.as_tensor(self.lam).expand(graphs).contiguous())
 
 
 def require_shapes(dropout_p: float, **tensors: Tensor) -> None:
@@ -79,3 +103,13 @@ def require_values(v: Tensor, ptr: Tensor, lam: Tensor, max_nodes: int | None) -
 def graph_sizes(ptr: Tensor, dtype: torch.dtype) -> Tensor:
     """n of each graph, [graphs], but 1 for one without nodes; in ``dtype``, or float32 where that is narrower."""
     return ptr.diff().clamp(min=1).to(torch.promote_types(dtype, torch.float32))
+
+
+def require_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of 1 at least, got {value!r}")
+
+
+def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,37 +16,22 @@ from sfiformer.attention.adjacency import Adjacency
 from sfiformer.attention.dense import dfi_attention
 from sfiformer.attention.functional import sfi_attention
 from sfiformer.attention.heads import split_heads
-from sfiformer.attention.inputs import as_offsets, graph_sizes
+from sfiformer.attention.inputs import (
+    Scores,
+    Strengths,
+    as_offsets,
+    graph_sizes,
+    require_choice,
+    require_count,
+)
 from sfiformer.attention.widths import by_parts, joined, resized, widened
 from sfiformer.branches import ahead
 from sfiformer.flow import Proximal, checks
-from sfiformer.flow.problem import Scaling, Solver
+from sfiformer.flow.problem import Solver
 
 Friction = Literal["learned", "tied"] | Callable[[Tensor], tuple[Tensor, Tensor]]
 
 _SOFTPLUS_ONE = math.log(math.e - 1)  # softplus of this is 1
-
-
-class Scores(NamedTuple):
-    """Queries and keys of resistance and of friction, [nodes, heads, width] each."""
-
-    q: Tensor
-    k: Tensor
-    q_friction: Tensor
-    k_friction: Tensor
-
-
-class Strengths(NamedTuple):
-    """How strongly friction acts, and how flows are solved for: arguments of `sfi_attention`."""
-
-    lam: float | Tensor  # a number, or one for each graph
-    alpha: float
-    scaling: Scaling
-    solver: Solver
-
-    def for_each(self, graphs: int) -> Strengths:
-        """With a λ in its place for each of so many graphs."""
-        return self._replace(lam=torch.as_tensor(self.lam).expand(graphs).contiguous())
 
 
 class SFiAttention(nn.Module):
@@ -99,10 +84,10 @@ class SFiAttention(nn.Module):
         solver: Solver = "exact",
     ) -> None:
         super().__init__()
-        _require_choice("mode", mode, ("sfi", "dfi"))
-        _require_choice("lam_scaling", lam_scaling, ("potential", "graph", "largest"))
+        require_choice("mode", mode, ("sfi", "dfi"))
+        require_choice("lam_scaling", lam_scaling, ("potential", "graph", "largest"))
         if not callable(friction):
-            _require_choice("friction", friction, ("learned", "tied"))
+            require_choice("friction", friction, ("learned", "tied"))
         if not (adjacency or attention):
             raise ValueError("adjacency and attention are both off: nothing is left of the layer")
         for name, count in (
@@ -110,7 +95,7 @@ class SFiAttention(nn.Module):
             ("heads", heads),
             ("head_width", dim if head_width is None else head_width),
         ):
-            _require_count(name, count)
+            require_count(name, count)
         checks.require_lam(lam, check=True)
         checks.require_alpha(alpha, check=True)
         soft = solver == "proximal" or isinstance(solver, Proximal)
@@ -331,13 +316,3 @@ class SFiAttention(nn.Module):
             f"{name}=False" for name in ("adjacency", "attention", "qk_norm") if not getattr(self, name)
         ]
         return ", ".join(parts)
-
-
-def _require_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of 1 at least, got {value!r}")
-
-
-def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
