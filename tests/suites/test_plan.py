@@ -76,3 +76,15 @@ def test_only_what_makes_another_experiment_differs(runs):
     assert differences(elsewhere, config) == []
     assert differences(settled, config) == []
     assert differences(longer, config) == ["trainer.epochs is now 3, was 4"]
+
+
+def test_a_file_is_the_same_by_whatever_path(runs, tmp_path, monkeypatch):
+    config = runs["cluster/sfi/seed-0"].config
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    before, now, other = (
+        replace(config, data=replace(config.data, path=path))
+        for path in (str(tmp_path / "a.csv"), "../here/../a.csv", "a.csv")
+    )
+    assert differences(before, now) == []
+    assert differences(before, other) == [f"data.path is now a.csv, was {tmp_path / 'a.csv'}"]

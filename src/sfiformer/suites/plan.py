@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import product
+from os.path import abspath
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def differences(before: ExperimentConfig, now: ExperimentConfig) -> list[str]:
         if key not in SURROUNDINGS
         and new[key] is not None
         and new[key] != old[key]
-        and not (key == "data.path" and str(Path(new[key]).absolute()) == old[key])
+        and not (key == "data.path" and old[key] is not None and abspath(new[key]) == abspath(old[key]))
     ]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from os.path import abspath
 from pathlib import Path
 
 from torchmetrics import Metric
@@ -48,9 +49,9 @@ def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
 
     Without `encode` the graphs stay as they were read: enough to tell what would be trained, and quick.
     """
-    paths = {"root": str(Path(config.data.root).absolute())}
+    paths = {"root": abspath(config.data.root)}
     if config.data.path is not None:
-        paths["path"] = str(Path(config.data.path).absolute())
+        paths["path"] = abspath(config.data.path)
     config = replace(config, data=replace(config.data, **paths))  # type: ignore[arg-type]
     dataset = load_dataset(config.data, config.seed)
     schema = dataset.schema
