@@ -80,7 +80,7 @@ def test_nothing_to_learn(labels):
         infer_task(graphs(*labels))
 
 
-@pytest.mark.parametrize("labels", [["yes", None, "yes"], [7, 7, None]])
+@pytest.mark.parametrize("labels", [["yes", None, "yes"], [7, 7, None], [1, None, 1], [0, 0]])
 def test_one_class_is_none(labels):
     with pytest.raises(
         ValueError, match=rf"^every label is '{labels[0]}', so .* two classes are needed, and a missing"

@@ -115,10 +115,10 @@ def infer_task(
             raise ValueError(
                 f"binary needs two classes, the labels have {len(names)}: say kind='classification'"
             )
-        if len(names) < 2:
+        if classes is None and len(distinct) < 2:
             column = f" in column {target_names[0]}" if target_names else ""
             raise ValueError(
-                f"every label{column} is {names[0]!r}, so there is nothing to learn: two classes are needed, "
+                f"every label{column} is {label_text(distinct[0])!r}, so there is nothing to learn: two classes are needed, "
                 "and a missing label is none of them"
             )
         plain = names == _class_names(len(names))
