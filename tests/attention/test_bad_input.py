@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -187,6 +188,7 @@ def test_layer_settings_are_looked_at_when_it_is_made(arguments):
     (name,) = arguments
     with pytest.raises(ValueError, match=rf"^{name} must"):
         SFiAttention(**({"dim": 8, "heads": 2} | arguments))
+    assert SFiAttention(np.int64(8), np.int64(2)).head_width == 8
 
 
 @pytest.mark.parametrize("lam_scaling", ["potential", "graph", "largest"])

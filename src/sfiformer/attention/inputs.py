@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -106,7 +107,7 @@ def graph_sizes(ptr: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def require_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} must be a whole number of 1 at least, got {value!r}")
 
 
