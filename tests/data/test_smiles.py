@@ -108,7 +108,10 @@ def test_several_columns_of_text_are_no_targets_together(tmp_path):
     ):
         smiles.find_columns(path)
     ((_, build),) = smiles.rows(path, smiles.Columns("smiles", ("toxic", "soluble")))
-    with pytest.raises(ValueError, match=r"^'yes' in column toxic: .* choose others with --data.targets"):
+    with pytest.raises(
+        ValueError,
+        match=r"^'yes' in column toxic: .* choose others \(--data.targets of sfi train, --targets of sfi data info\)",
+    ):
         build()
 
 

@@ -221,7 +221,7 @@ def _number(column: str, text: str) -> Any:
         if value is None:
             raise ValueError(
                 f"{text.strip()[:40]!r} in column {column}: of several targets each is a number or a truth value; "
-                "choose others with --data.targets"
+                "choose others (--data.targets of sfi train, --targets of sfi data info)"
             )
     return value
 
