@@ -1,3 +1,5 @@
+import csv
+import io
 import json
 import math
 import resource
@@ -15,6 +17,7 @@ from sfiformer.errors import TrainingError, UserError
 from sfiformer.training import RunFolder, evaluate, train
 from sfiformer.training.interruption import Interrupted, Interruption
 from sfiformer.training.launch import make_optimizer
+from sfiformer.training.run_folder import _splits_text
 
 
 @pytest.fixture
@@ -59,6 +62,14 @@ def test_a_small_training_split_is_measured_whole(tmp_path, quiet, monkeypatch):
     part = quiet(tmp_path / "part", settings)
     assert part.val == whole.val
     assert part.train != whole.train  # it can tell
+
+
+def test_ids_of_any_text_stay_in_their_rows():
+    names = ["plain", "a,b", 'c"d', "e\nf", "g\rh", "i\ud800", "π"]
+    text = _splits_text({"train": names}).encode().decode()
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert [row["id"] for row in rows] == [*names[:4], r"g\rh", r"i\ud800", "π"]
+    assert [row["graph"] for row in rows] == [str(number) for number in range(7)]
 
 
 def test_accumulated_batches_are_one_step(tmp_path, quiet):

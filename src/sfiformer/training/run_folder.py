@@ -263,8 +263,13 @@ def _splits_text(ids: Mapping[str, Sequence[str]]) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["id", "split", "graph"])
-    table.writerows((name, split, number) for split in ids for number, name in enumerate(ids[split]))
+    table.writerows((_line(name), split, number) for split in ids for number, name in enumerate(ids[split]))
     return text.getvalue()
+
+
+def _line(name: str) -> str:
+    """An id whose carriage returns, which csv may leave unquoted, and halves of characters are written as escapes."""
+    return name.replace("\r", r"\r").encode(errors="backslashreplace").decode()
 
 
 def _features(values: dict[str, Any]) -> Features:
