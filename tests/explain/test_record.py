@@ -169,6 +169,17 @@ def test_graphs_need_no_labels(run, tmp_path):
     assert said(seen)["graph"][0][2] == "?"
 
 
+def test_labels_that_will_not_do_are_left_out_of_a_file(run, tmp_path):
+    other = tmp_path / "other.jsonl"
+    graph = '{"x": [[0.0, 1.0], [0.5, 1.0]], "edges": [[0, 1], [1, 0]], "y": "star"}\n'
+    other.write_text(graph)
+    with pytest.warns(UserWarning, match="labels are left out: .*'star' is not among the 2 classes"):
+        assert record_run(run("sfi"), 0, data=other).num_nodes == 2
+    other.write_text(graph.replace("[0.5, 1.0]", "[0.5]"))
+    with pytest.raises(ValueError, match=r"other\.jsonl, line 1: x"):
+        record_run(run("sfi"), 0, data=other)
+
+
 def test_graphs_by_their_ids(run, graphs):
     sparse = run("sfi")
     assert record_run(sparse, "62").name == "test[2]"

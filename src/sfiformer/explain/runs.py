@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -52,8 +53,18 @@ class ExplainedRun:
 
     @cached_property
     def stores(self) -> list[GraphStore]:
-        """The graphs as they were read; those of a file come in several stores."""
-        return list(raw_stores(RunFolder(self.path), self._split, self._data))
+        """The graphs as they were read; those of a file come in several stores, without labels where they will not do."""
+        run = RunFolder(self.path)
+        try:
+            return list(raw_stores(run, self._split, self._data))
+        except ValueError as error:
+            if self._data is None or Path(self._data).is_dir():
+                raise
+            stores = list(
+                raw_stores(run, self._split, self._data, labels=False)
+            )  # unless it was something else
+            warnings.warn(f"labels are left out: {error}", stacklevel=2)
+            return stores
 
     def __len__(self) -> int:
         """How many graphs there are."""

@@ -128,8 +128,10 @@ def _labelled(store: GraphStore, task: Task) -> bool:
     return bool((~labels.isnan() if labels.is_floating_point() else labels >= 0).any())
 
 
-def raw_stores(run: RunFolder, split: str, data: str | Path | None) -> Iterator[GraphStore]:
-    """The graphs of a split of a run's data, or of a file of labelled graphs, part by part, as they were read.
+def raw_stores(
+    run: RunFolder, split: str, data: str | Path | None, *, labels: bool = True
+) -> Iterator[GraphStore]:
+    """The graphs of a split of a run's data, or of a file, with its labels or without, part by part, as they were read.
 
     Bad rows are left out where the run left out its own, and a warning says so.
     """
@@ -138,7 +140,7 @@ def raw_stores(run: RunFolder, split: str, data: str | Path | None) -> Iterator[
     targets = config.data.targets or task.columns or task.target_names
     settings = replace(config.data, targets=targets)
     if data is not None and not Path(data).is_dir():
-        yield from _file(data, settings, task, schema)
+        yield from _file(data, settings, task if labels else None, schema)
         return
     run.require_own_file("give it with --data to take all of its graphs, or train anew")
     if data is not None:
@@ -154,7 +156,7 @@ def raw_stores(run: RunFolder, split: str, data: str | Path | None) -> Iterator[
     yield dataset.splits[split]
 
 
-def _file(data: str | Path, settings: DataConfig, task: Task, schema: Schema) -> Iterator[GraphStore]:
+def _file(data: str | Path, settings: DataConfig, task: Task | None, schema: Schema) -> Iterator[GraphStore]:
     from sfiformer.data.custom import stream  # PyTorch Geometric takes seconds to import
 
     bad: Bad | None = [] if settings.skip_bad else None
