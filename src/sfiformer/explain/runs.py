@@ -60,9 +60,8 @@ class ExplainedRun:
         except ValueError as error:
             if self._data is None or Path(self._data).is_dir():
                 raise
-            stores = list(
-                raw_stores(run, self._split, self._data, labels=False)
-            )  # unless it was something else
+            # What was wrong with the graphs themselves is wrong again.
+            stores = list(raw_stores(run, self._split, self._data, labels=False))
             warnings.warn(f"labels are left out: {error}", stacklevel=2)
             return stores
 

@@ -8,7 +8,7 @@ import torch
 
 from sfiformer.attention import kernels
 
-MESSAGE = "compiling GPU kernels: a minute or two, once for each model on a machine …"
+MESSAGE = "compiling GPU kernels: half a minute to two, once for each model on a machine …"
 
 
 @contextmanager
