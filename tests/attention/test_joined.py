@@ -115,6 +115,18 @@ def test_a_bias_that_nobody_uses_has_no_gradient():
     assert of_bias is None
 
 
+def test_a_bias_that_is_used_elsewhere_is_a_constant():
+    layers = [nn.Linear(5, 3, device=DEVICE) for _ in range(2)]
+    x = torch.zeros(1, 5, device=DEVICE)
+    plain, apart = widths.joined(layers, x), widths.joined(layers, x, bias_elsewhere=True)
+    for found, expected in zip(apart, plain, strict=True):
+        assert torch.equal(found, expected)
+    parameters = [layers[1].weight, layers[1].bias]
+    of_weight, of_bias = torch.autograd.grad(sum(x.sum() for x in apart), parameters, allow_unused=True)
+    assert torch.equal(of_weight, torch.ones_like(of_weight))
+    assert of_bias is None
+
+
 def test_one_layer_that_fits_is_taken_as_it_is():
     layer = nn.Linear(16, 8, device=DEVICE)
     weight, bias = widths.joined([layer], torch.zeros(1, 16, device=DEVICE))

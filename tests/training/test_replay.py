@@ -73,6 +73,9 @@ def test_a_run_on_padded_batches_is_the_plain_one(tmp_path, experiment, monkeypa
 
 
 @on_gpu
+@pytest.mark.filterwarnings(
+    "error:.*AccumulateGrad"
+)  # of gradients that come about on a stream that is not their own
 def test_a_replayed_step_is_a_plain_one(setting):
     plain, store = setting()
     captured, _ = setting()

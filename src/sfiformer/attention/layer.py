@@ -24,7 +24,7 @@ from sfiformer.attention.inputs import (
     require_choice,
     require_count,
 )
-from sfiformer.attention.widths import by_parts, joined, resized, widened
+from sfiformer.attention.widths import by_parts, joined, resized, wide, widened
 from sfiformer.branches import ahead
 from sfiformer.flow import Proximal, checks
 from sfiformer.flow.problem import Solver
@@ -110,16 +110,16 @@ class SFiAttention(nn.Module):
         self.alpha, self.qk_norm, self.dropout, self.solver = alpha, qk_norm, dropout, solver
         self.adjacency, self.attention = adjacency, attention
 
-        wide = heads * self.head_width
-        self.value = nn.Linear(dim, wide)
-        self.out = nn.Linear(wide, dim)
+        inner = heads * self.head_width
+        self.value = nn.Linear(dim, inner)
+        self.out = nn.Linear(inner, dim)
         self.norm = nn.LayerNorm(dim) if norm else None
         if attention:
-            self.query, self.key = nn.Linear(dim, wide), nn.Linear(dim, wide)
+            self.query, self.key = nn.Linear(dim, inner), nn.Linear(dim, inner)
             if mode == "sfi":
                 self.raw_lam_factor = nn.Parameter(torch.empty(()))
                 if friction == "learned":
-                    self.friction_query, self.friction_key = nn.Linear(dim, wide), nn.Linear(dim, wide)
+                    self.friction_query, self.friction_key = nn.Linear(dim, inner), nn.Linear(dim, inner)
             if adjacency:
                 self.raw_gamma = nn.Parameter(torch.empty(()))
         if lam_scaling == "largest":
@@ -165,7 +165,8 @@ class SFiAttention(nn.Module):
             sizes: what `graph_sizes` makes of ``ptr``, likewise.
         """
         ptr = as_offsets(ptr)
-        weight, bias = joined([self.out], x, in_parts=self.heads)
+        in_kernel = self._ends_in_kernel(x)
+        weight, bias = joined([self.out], x, in_parts=self.heads, bias_elsewhere=in_kernel)
         if not self.attention:
             values = by_parts(x, [self.value], self.heads).flatten(1)
             out = self._along_edges(F.linear(values, weight), edge_index, adjacency) + bias
@@ -175,7 +176,7 @@ class SFiAttention(nn.Module):
             if self.adjacency:
                 near = self._along_edges(F.linear(values.flatten(1), weight), edge_index, adjacency)
                 far = F.linear(flowed, weight)
-                if self.norm is not None and self._ends_in_kernel(near):
+                if in_kernel and self.norm is not None:
                     from sfiformer.attention.kernels.mixing import mixed_norm
 
                     vectors = (self.out.bias, self.norm.weight, self.norm.bias)
@@ -187,11 +188,11 @@ class SFiAttention(nn.Module):
         out = resized(out, self.dim)
         return out if self.norm is None else self.norm(out)
 
-    def _ends_in_kernel(self, near: Tensor) -> bool:
+    def _ends_in_kernel(self, x: Tensor) -> bool:
         """What follows the products is one kernel for parameters in float32, and for rows that stay on chip."""
-        return (
-            kernels.usable(near) and self.raw_gamma.dtype == torch.float32 and near.size(1) <= kernels.MAX_DIM
-        )
+        whole = self.attention and self.adjacency and self.norm is not None
+        fits = kernels.usable(x) and wide(self.dim, x) <= kernels.MAX_DIM
+        return whole and fits and self.raw_gamma.dtype == torch.float32
 
     def flows(self, x: Tensor, ptr: Tensor) -> list[Tensor]:
         """The flows Z of every graph, a list of [heads, n, n]: row i says where node i draws its unit from."""

@@ -78,23 +78,25 @@ def _evened(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def joined(
-    layers: Sequence[nn.Linear], x: Tensor, parts: int = 1, in_parts: int = 1
+    layers: Sequence[nn.Linear], x: Tensor, parts: int = 1, in_parts: int = 1, *, bias_elsewhere: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Weight and bias of layers of one shape, one below the other, with every part as wide as the device of x likes.
 
     Outputs come in equal ``parts``, inputs in ``in_parts``. On a GPU this is one kernel, forward and backward, which
-    also casts them to the type that a product with x has.
+    also casts them to the type that a product with x has. A bias that is used elsewhere, as the parameter it is, is a constant
+    here: its gradient comes about there, and on that stream alone (`ahead`).
     """
     out, inner = layers[0].weight.shape
     wide_out, wide_in = wide(out // parts, x), wide(inner // in_parts, x)
     weights: list[Tensor] = [layer.weight for layer in layers]
-    biases: list[Tensor] = [layer.bias for layer in layers]
+    biases: list[Tensor] = [layer.bias.detach() if bias_elsewhere else layer.bias for layer in layers]
     dtype = _of_products(x, layers)
     if len(layers) == 1 and (parts * wide_out, in_parts * wide_in, dtype) == (out, inner, weights[0].dtype):
         return weights[0], biases[0]
     if usable(x) and len(layers) <= MOST:
         sizes = (parts, wide_out, in_parts, wide_in, dtype, False)
-        return ahead(x, lambda: _joined(weights, biases, *sizes), *weights, *biases)
+        trained = weights if bias_elsewhere else [*weights, *biases]
+        return ahead(x, lambda: _joined(weights, biases, *sizes), *trained)
     weight = torch.cat(weights) if len(layers) > 1 else weights[0]
     bias = torch.cat(biases) if len(layers) > 1 else biases[0]
     weight = weight.view(-1, out // parts, in_parts, inner // in_parts)
