@@ -1,6 +1,7 @@
 """Attention on packed graphs is attention graph by graph."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch.autograd import gradcheck
 
 from packing import RAGGED, attend, offsets, one_by_one, packed
 from sfiformer import dfi_attention, sfi_attention
+from sfiformer.attention import kept_flows
 
 CASES = [
     {"lam": 0.1},
@@ -212,6 +214,28 @@ def test_proximal_equals_graph_by_graph_and_tends_to_the_exact():
     for place in (0, 1, 3):
         alone = attend(inputs.graph(place), lam=0.05, alpha=0.3, solver="proximal")
         torch.testing.assert_close(few[inputs.ptr[place] : inputs.ptr[place + 1]], alone)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0, 1.5, 100.0])
+def test_graphs_iterated_side_by_side_are_as_if_alone(ratio, monkeypatch):
+    monkeypatch.setitem(kept_flows.RATIOS, "cpu", ratio)
+    inputs = packed((5, 1, 0, 7, 5, 6, 12, 8)).leaves()
+    lam = torch.rand(8, dtype=torch.float64, requires_grad=True)
+    out, flows = attend(inputs, lam=lam, alpha=0.3, solver="proximal", return_flows=True)
+    weight = torch.randn_like(out)
+    grads = torch.autograd.grad((out * weight).sum(), (*inputs[:5], lam))
+    for place, (start, end) in enumerate(pairwise(inputs.ptr.tolist())):
+        own = inputs.graph(place).leaves()
+        own_lam = lam[place].detach().requires_grad_()
+        alone, its_flows = attend(own, lam=own_lam, alpha=0.3, solver="proximal", return_flows=True)
+        torch.testing.assert_close(out[start:end], alone, atol=1e-13, rtol=1e-11)
+        torch.testing.assert_close(flows[place], its_flows[0], atol=1e-13, rtol=1e-11)
+        if start < end:
+            loss = (alone * weight[start:end]).sum()
+            expected = torch.autograd.grad(loss, (*own[:5], own_lam))
+            for all_graphs, one in zip(grads[:5], expected, strict=False):
+                torch.testing.assert_close(all_graphs[start:end], one, atol=1e-11, rtol=1e-9)
+            torch.testing.assert_close(grads[5][place], expected[5], atol=1e-11, rtol=1e-9)
 
 
 @pytest.mark.parametrize("arguments", [{"alpha": 0.1}, {"alpha": math.inf}, {"scaling": "potential"}])

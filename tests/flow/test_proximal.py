@@ -53,6 +53,30 @@ def test_starts():
     torch.testing.assert_close(_solve(s, u, iterations=0, start="softmax"), s.softmax(-1))
 
 
+def test_the_uniform_start_is_uniform_and_knows_places_alone():
+    large, other = (Proximal(0, seed=seed).first(*_ones(3, 200, 200)) for seed in (0, 1))
+    small = Proximal(0).first(*_ones(2, 3, 7, 9))
+    ratio = small / large[:, :7, :9]
+    torch.testing.assert_close(ratio, ratio[..., :1].expand_as(ratio))  # rows that are normalised otherwise
+    numbers = large / large.amax(-1, keepdim=True)  # rows of uniform numbers have their end near 1
+    for moment in (1, 2, 3):
+        assert float((numbers**moment).mean()) == pytest.approx(1 / (moment + 1), rel=0.02)
+    centred = numbers - numbers.mean()
+    for near in (
+        centred[:, 1:] * centred[:, :-1],
+        centred[..., 1:] * centred[..., :-1],
+        centred * centred.mT,
+        centred[0] * centred[1],
+    ):
+        assert abs(float(near.mean())) < 0.02 / 12
+    again = other / other.amax(-1, keepdim=True)
+    assert abs(float((centred * (again - again.mean())).mean())) < 0.02 / 12
+
+
+def _ones(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(shape, dtype=torch.float64), torch.ones(shape, dtype=torch.bool)
+
+
 def test_first_step_by_hand():
     """Y = Z − t (R∘Z + α (Z1 − 1) 1ᵀ), Z ← sign(Y) max(|Y| − t λ F, 0), t = 1/(1 + α n)."""
     s, u = _scores(5, 5)

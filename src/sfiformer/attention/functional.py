@@ -8,9 +8,10 @@ from torch import Tensor
 from sfiformer.attention import kernels
 from sfiformer.attention.fused import fused_attend
 from sfiformer.attention.inputs import as_offsets, in_common, require_finite, require_shapes, require_values
+from sfiformer.attention.kept_flows import attention_and_flows
 from sfiformer.attention.packed import packed_attention
 from sfiformer.flow import checks
-from sfiformer.flow.problem import Scaling, Solver, flows_from_scores
+from sfiformer.flow.problem import Scaling, Solver
 
 
 def sfi_attention(
@@ -77,7 +78,7 @@ def sfi_attention(
     if solver != "exact" or return_flows:
         if look:
             require_values(v, ptr, lam, max_nodes)
-        out, flows = _graph_by_graph(
+        out, flows = attention_and_flows(
             q, k, v, q_friction, k_friction, ptr, lam, alpha, scaling, scale, dropout_p, solver, look
         )
         return (out.to(dtype), flows) if return_flows else out.to(dtype)
@@ -100,39 +101,6 @@ def sfi_attention(
     seed = torch.randint(1 << 62, ()) if dropout_p else torch.zeros((), dtype=torch.int64)
     options = (float(alpha), potential, scale, dropout_p, max_nodes, look)
     return packed_attention(*tensors, ptr, lam, seed, *options)[0].to(dtype)
-
-
-def _graph_by_graph(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_friction: Tensor,
-    k_friction: Tensor,
-    ptr: Tensor,
-    lam: Tensor,
-    alpha: float,
-    scaling: Scaling,
-    scale: float,
-    dropout_p: float,
-    solver: Solver,
-    look: bool,
-) -> tuple[Tensor, list[Tensor]]:
-    """The same, with every flow kept and autograd through all of it: for pictures, other solvers, and as a test's oracle."""
-    outs, flows = [v[:0]], []
-    sizes = ptr.diff().tolist()
-    parts = zip(*(x.split(sizes) for x in (q, k, v, q_friction, k_friction)), strict=True)
-    work = torch.promote_types(q.dtype, torch.float32)
-    with torch.autocast(q.device.type, enabled=False):
-        for graph, part in enumerate(parts):
-            qg, kg, vg, qf, kf = (x.transpose(0, 1).to(work) for x in part)  # [heads, n, width]
-            s, u = qg @ kg.mT * scale, qf @ kf.mT * scale  # [heads, n, n]
-            z = flows_from_scores(
-                s, u, lam=lam[graph], alpha=alpha, scaling=scaling, solver=solver, check=look
-            )
-            flows.append(z)
-            dropped = torch.nn.functional.dropout(z, dropout_p) if dropout_p else z
-            outs.append((dropped @ vg).transpose(0, 1).to(v.dtype))
-    return torch.cat(outs), flows
 
 
 def _per_graph(lam: float | Tensor, ptr: Tensor, like: Tensor) -> Tensor:

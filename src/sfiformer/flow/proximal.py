@@ -25,7 +25,8 @@ class Proximal:
     tolerance: float = 0.0
     """Stop when no matrix moved by more than this, relative to its size; 0: always do all the steps."""
     start: Literal["uniform", "constant", "softmax"] = "uniform"
-    """First Z: seeded uniform numbers with rows normalised to sum 1; 1/n; or the flows without friction, softmax(s)."""
+    """First Z: seeded uniform numbers with rows normalised to sum 1 (a number depends on its head, row and column alone,
+    not on how many of them there are); 1/n; or the flows without friction, softmax(s)."""
     seed: int = 0
     """Of the uniform start."""
 
@@ -40,8 +41,7 @@ class Proximal:
     def first(self, resistance: Tensor, mask: Tensor) -> Tensor:
         """The start of the iteration, rows of sum 1 over the keys that the mask leaves, [..., n]."""
         if self.start == "uniform":
-            generator = torch.Generator().manual_seed(self.seed)
-            z = torch.rand(resistance.shape, generator=generator, dtype=torch.float64).to(resistance)
+            z = _uniform(resistance, self.seed)
         else:
             z = torch.ones_like(resistance) if self.start == "constant" else 1 / resistance.detach()
         z = torch.where(mask, z, 0)
@@ -76,3 +76,21 @@ class Proximal:
             ):
                 break
         return z
+
+
+_MASK = (1 << 32) - 1  # of 32 bits
+
+
+def _uniform(like: Tensor, seed: int) -> Tensor:
+    """Numbers between 0 and 1 for the last three dimensions of ``like``, by their places: hashes, of 32 bits each."""
+    bits = torch.full((), seed & _MASK, dtype=torch.int64, device=like.device)
+    for size in like.shape[-3:]:
+        bits = _mixed(bits.unsqueeze(-1) + torch.arange(1, size + 1, device=like.device))
+    return ((bits.double() + 0.5) * 2.0**-32).to(like.dtype).expand_as(like)
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """A permutation of the numbers of 32 bits in which neighbours land far apart."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        bits = ((bits ^ (bits >> shift)) * factor) & _MASK
+    return bits ^ (bits >> 16)

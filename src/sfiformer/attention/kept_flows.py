@@ -1,0 +1,99 @@
+"""Attention with every flow kept, and autograd through all of it: for pictures, the paper's iteration, a test's oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sfiformer.flow import Proximal
+from sfiformer.flow.problem import Scaling, Solver, flows_from_scores
+
+# Of the sizes of graphs that are iterated together, at most. On a GPU what counts is the number of operations; on a CPU it is
+# also what padding costs.
+RATIOS = {"cpu": 1.1, "cuda": 1.5}
+
+
+def attention_and_flows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_friction: Tensor,
+    k_friction: Tensor,
+    ptr: Tensor,
+    lam: Tensor,
+    alpha: float,
+    scaling: Scaling,
+    scale: float,
+    dropout_p: float,
+    solver: Solver,
+    check: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    """Attention [N, heads, width of v], and the flows before dropout, [heads, n, n] for each graph.
+
+    Exact flows are solved for graph by graph. An iteration is many small operations, and so goes over graphs of like sizes at
+    once, unless it ends by a tolerance, which is a graph's own.
+    """
+    sizes, work = ptr.diff().tolist(), torch.promote_types(q.dtype, torch.float32)
+    iterated = solver == "proximal" or (isinstance(solver, Proximal) and not solver.tolerance)
+    outs, places = [v[:0]], [ptr[:0]]
+    flows = [q.new_zeros((q.shape[1], 0, 0), dtype=work)] * len(sizes)
+    with torch.autocast(q.device.type, enabled=False):
+        for graphs in _alike(sizes, RATIOS.get(q.device.type, 1.0) if iterated else 0.0):
+            block = _Block(ptr, graphs, max(sizes[graph] for graph in graphs))
+            qb, kb, vb, qf, kf = (block.padded(x).to(work) for x in (q, k, v, q_friction, k_friction))
+            z = flows_from_scores(
+                qb @ kb.mT * scale,
+                qf @ kf.mT * scale,
+                lam=lam[graphs].view(-1, 1, 1),
+                alpha=alpha,
+                scaling=scaling,
+                mask=block.links(q.shape[1]),
+                solver=solver,
+                check=check,
+            )  # [b, heads, n, n]
+            for graph, own in zip(graphs, z, strict=True):
+                flows[graph] = own[:, : sizes[graph], : sizes[graph]]
+            outs.append(block.packed((F.dropout(z, dropout_p) if dropout_p else z) @ vb).to(v.dtype))
+            places.append(block.nodes)
+    return torch.cat(outs)[torch.cat(places).argsort()], flows
+
+
+def _alike(sizes: list[int], ratio: float) -> Iterator[list[int]]:
+    """All graphs with nodes, those together whose sizes have no more than this ratio; less than 1: each alone."""
+    some: list[int] = []
+    for graph in sorted((g for g, size in enumerate(sizes) if size), key=lambda g: sizes[g]):
+        if some and sizes[graph] > ratio * sizes[some[0]]:
+            yield some
+            some = []
+        some.append(graph)
+    if some:
+        yield some
+
+
+class _Block:
+    """Some graphs side by side, b of them, padded to n nodes each."""
+
+    def __init__(self, ptr: Tensor, graphs: list[int], size: int) -> None:
+        starts, ends = ptr[:-1][graphs], ptr[1:][graphs]
+        nodes = starts.unsqueeze(1) + torch.arange(size, device=ptr.device)
+        self.real = nodes < ends.unsqueeze(1)  # [b, n]
+        self.nodes = nodes[self.real]  # in their order in the block
+
+    def padded(self, packed: Tensor) -> Tensor:
+        """[N, heads, width] → [b, heads, n, width]."""
+        own, (count, size) = packed.index_select(0, self.nodes), self.real.shape
+        at = self.real.flatten().nonzero().squeeze(1)
+        rows = own.new_zeros((count * size, *own.shape[1:])).index_copy(0, at, own)
+        return rows.view(count, size, *own.shape[1:]).transpose(1, 2)
+
+    def packed(self, padded: Tensor) -> Tensor:
+        """[b, heads, n, width] → [nodes, heads, width]."""
+        return padded.transpose(1, 2)[self.real]
+
+    def links(self, heads: int) -> Tensor:
+        """Whether there is a link, [b, heads, n, n]."""
+        links = self.real.unsqueeze(1) & self.real.unsqueeze(2)
+        return links.unsqueeze(1).expand(-1, heads, -1, -1)
