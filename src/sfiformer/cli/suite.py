@@ -102,7 +102,6 @@ def run(
     raise SystemExit(code)
 
 
-@commands.command()
 def report(name: Name, out: Out = None, debug: Debug = False) -> None:
     """Write the tables (Markdown, CSV, LaTeX) and figures (PNG, SVG) of a suite's runs into DIR/report."""
     from sfiformer.suites import read_suite, report_suite
@@ -115,6 +114,7 @@ def report(name: Name, out: Out = None, debug: Debug = False) -> None:
 
 def register(app: typer.Typer) -> None:
     commands.command(help=RUN_HELP)(with_settings(run, without=("seed",)))
+    commands.command()(report)
     app.add_typer(commands, name="suite")
 
 
