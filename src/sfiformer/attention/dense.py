@@ -29,7 +29,7 @@ def dfi_attention(
 ) -> Tensor:
     """Σ_j softmax_j(q_i·k_j · scale) v_j over the nodes j of i's graph: [nodes, heads, width of v].
 
-    What `sfi_attention` tends to for λ = 0 and α = ∞: through the same kernels on a GPU, and else through
+    What `sfi_attention` is for λ = 0 and α = ∞: through the same kernels on a GPU, and else through
     `torch.nn.functional.scaled_dot_product_attention`, on graphs of equal size at a time and so without padding. That is
     also where a GPU sends batches with a graph of more than 1,024 nodes: it then waits to learn the sizes, so such a call
     cannot be captured, and two backward passes agree to the bit only under `torch.use_deterministic_algorithms`.

@@ -48,8 +48,8 @@ def sfi_attention(
         q, k, q_friction, k_friction: [nodes, heads, width], any width.
         v: [nodes, heads, width of the output].
         ptr: integers [graphs + 1], where each graph starts, as PyG's ``Batch.ptr``; graphs may have no node.
-        lam: λ ≥ 0, a number or one value for each graph. Its gradient is ∂L/∂log λ / λ on a GPU, and 0 where λ = 0; elsewhere
-            that is the derivative from above.
+        lam: λ ≥ 0, a number or one value for each graph. At λ = 0 its gradient is the derivative from above; on a GPU, where
+            it is made of ∂L/∂log λ, it is 0 there.
         alpha: penalty of the constraint Σ z = 1; ``math.inf`` makes it hard.
         scaling: ``"absolute"``, or ``"potential"``: friction relative to the row's potential, with ``lam`` as λ* and a
             hard constraint.
