@@ -12,3 +12,16 @@ def test_an_error_names_the_file_that_was_asked_for():
     with pytest.raises(FileNotFoundError) as caught, whole_file(Path("/proc/table.csv")):
         pass
     assert caught.value.filename == "/proc/table.csv"
+
+
+def test_a_disk_without_room_is_told_with_the_file(tmp_path):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as caught, whole_file(tmp_path / "table.csv") as file:
+            file.write(bytes(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(tmp_path / "table.csv")
+    assert not list(tmp_path.iterdir())

@@ -1,5 +1,6 @@
 """Writing files and folders so that no half of one is ever taken for a whole."""
 
+import errno
 import os
 import secrets
 import shutil
@@ -7,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a write, whose errors name no file
 
 
 @contextmanager
@@ -22,7 +25,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         os.replace(partial, path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and str(error.filename) == str(partial):
+        if isinstance(error, OSError) and (str(error.filename) == str(partial) or error.errno in NO_ROOM):
             error.filename = str(path)  # the name that the user knows
         raise
 
