@@ -1,11 +1,14 @@
 """How errors are shown."""
 
+import os
+import signal
 import warnings
 
 import pytest
 
 from sfiformer.cli import app
 from sfiformer.data.custom import load_custom
+from sfiformer.files import whole_file
 
 
 def test_an_error_of_the_disk_names_the_file_first(monkeypatch, capsys):
@@ -48,3 +51,23 @@ def test_a_bad_row_can_be_left_out(monkeypatch, capsys, tmp_path, command, remed
         app.main([command])
     reason = "line 1: not valid JSON: Expecting value at character 1"
     assert capsys.readouterr().err == f"sfi: {file}, {reason}{remedy}\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")],
+)
+def test_a_signal_is_a_line_and_leaves_no_half_of_a_file(monkeypatch, capsys, tmp_path, number, code, line):
+    def write(*_, **__):
+        with whole_file(tmp_path / "table.csv") as file:
+            file.write(b"half")
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("sfiformer.prediction.write_predictions", write)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        app.main(["predict", "run", "new.jsonl"])
+    assert caught.value.code == code
+    assert capsys.readouterr().err == f"sfi: {line}\n"
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) == before

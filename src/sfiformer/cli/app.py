@@ -1,10 +1,13 @@
 """The commands together, and how their errors are shown."""
 
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import typer
 
@@ -35,11 +38,11 @@ suite.register(app)
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. An error is one line on standard error, its traceback only under --debug.
 
-    Exit codes: 2 for what the user asked wrongly, 1 for any other failure, 130 when interrupted.
+    Exit codes: 2 for what the user asked wrongly, 1 for any other failure, 130 when interrupted, 143 on SIGTERM.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        with warnings.catch_warnings():
+        with _tidy_end(), warnings.catch_warnings():
             warnings.showwarning = _each_once()
             code = app(arguments, prog_name="sfi", standalone_mode=False)
     except Exception as error:
@@ -47,8 +50,27 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         sys.exit(_report(error, arguments[0] if arguments else ""))
     except KeyboardInterrupt:
-        sys.exit(_say("interrupted", 130))
+        code = 130
+    if code == 130:  # what newer releases of typer make of Ctrl-C
+        _say("interrupted", 130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def _tidy_end() -> Iterator[None]:
+    """SIGTERM unwinds a command as Ctrl-C does: no half of a file, no lock and no empty folder is left."""
+    if threading.current_thread() is not threading.main_thread():  # others are not told of signals
+        yield
+        return
+
+    def end(number: int, _: object) -> NoReturn:
+        sys.exit(_say("ended by SIGTERM", 128 + number))
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _report(error: Exception, command: str) -> int:
