@@ -34,6 +34,15 @@ def test_training_split_decides(monkeypatch):
     assert float(train.node["x"].mean()) > 50  # the input is untouched
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1e-9, 1.0, 1e12])
+def test_the_unit_of_a_feature_does_not_matter(scale):
+    train = make(0, 0.0)
+    train = train.with_fields(node={"x": train.node["x"] * scale})
+    got = Standardizer.fit(train, ["x"]).apply(train).node["x"].numpy()
+    np.testing.assert_allclose(got[:, :2].std(0), 1, atol=1e-4)
+    np.testing.assert_allclose(got[:, 2], 0, atol=1e-4 * min(scale, 1))  # constant
+
+
 def test_faults():
     with pytest.raises(ValueError, match=r"no node or edge field 'z'.*x, kind, edge_attr"):
         Standardizer.fit(make(0, 0.0), ["z"])

@@ -63,4 +63,6 @@ def _moments(tensor: Tensor, name: str) -> tuple[Tensor, Tensor]:
     mean = sum(part.double().sum(0) for part in tensor.split(ROWS)) / rows
     variance = sum(((part.double() - mean) ** 2).sum(0) for part in tensor.split(ROWS)) / rows
     std = torch.as_tensor(variance).sqrt()
-    return torch.as_tensor(mean), torch.where(std > 1e-6, std, 1.0)
+    # By the column's own scale, be it nanometres in metres; below 1e-30 float32 has no room for the quotient.
+    varies = std > 1e-12 * torch.as_tensor(mean).abs() + 1e-30
+    return torch.as_tensor(mean), torch.where(varies, std, 1.0)
