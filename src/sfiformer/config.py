@@ -1,5 +1,6 @@
 """The settings of an experiment: model, data, optimisation, training run."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -54,7 +55,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"data.batch_size is {self.batch_size}; it must be at least 1")
-        if min(self.fractions) < 0 or abs(sum(self.fractions) - 1) > 1e-6:
+        if not (min(self.fractions) >= 0 and abs(sum(self.fractions) - 1) <= 1e-6):
             raise ValueError(
                 f"data.fractions are {list(self.fractions)}; they must not be negative and sum to 1"
             )
@@ -79,8 +80,11 @@ class OptimConfig:
         for key in ("lr", "clip_norm"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"optim.{key} is {getattr(self, key)}; it must be positive")
+        for key in ("lr", "weight_decay"):
+            if math.isinf(getattr(self, key)):
+                raise ValueError(f"optim.{key} is infinite; it must be a number")
         for key in ("weight_decay", "warmup_epochs"):
-            if getattr(self, key) < 0:
+            if not getattr(self, key) >= 0:
                 raise ValueError(f"optim.{key} is {getattr(self, key)}; it must not be negative")
 
 
@@ -130,8 +134,8 @@ class ExperimentConfig:
     """Seed of weights, order, dropout and generated data."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; it must not be negative")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; it must not be negative, and have 63 bits at most")
 
     @classmethod
     def from_preset(cls, name: str, overrides: Mapping[str, Any] | None = None) -> "ExperimentConfig":
