@@ -243,6 +243,14 @@ def test_a_non_finite_loss_stops_and_tells(tmp_path, quiet, outcome, monkeypatch
     assert outcome(run) == outcome(tmp_path / "whole")
 
 
+def test_weights_that_overflow_in_the_last_step_tell_it_too(tmp_path, quiet):
+    with pytest.raises(TrainingError) as caught:
+        quiet(tmp_path, {"optim.lr": 1e30, "optim.warmup_epochs": 0, "data.batch_size": 1000})
+    message = str(caught.value)
+    assert message.startswith("epoch 1, after its steps: not finite on graphs of train: inside the model: ")
+    assert message.endswith("--resume and, for instance, a lower optim.lr or optim.clip_norm")
+
+
 def test_a_disk_that_fills_up_keeps_the_last_whole_checkpoint(tmp_path, quiet, outcome):
     """A limit on the size of files lets the first checkpoint through, which has no moments of AdamW yet."""
     quiet(tmp_path / "whole")

@@ -203,18 +203,26 @@ class Trainer:
     def _measure(self, split: str) -> float | None:
         if split not in self.stores:
             return None
-        measure(
-            self.metric,
-            self.model,
-            self.stores[split],
-            self.task,
-            batch_size=self.measured_batch,
-            device=self.device,
-            graphs=self.subset if split == "train" else None,
-            autocast=self.fabric.autocast,
-            between=self._stop_if_asked,
-            replay=self.replays.get(split),
-        )
+        try:
+            measure(
+                self.metric,
+                self.model,
+                self.stores[split],
+                self.task,
+                batch_size=self.measured_batch,
+                device=self.device,
+                graphs=self.subset if split == "train" else None,
+                autocast=self.fabric.autocast,
+                between=self._stop_if_asked,
+                replay=self.replays.get(split),
+            )
+        except ValueError as error:  # attention looks at its inputs, on a CPU
+            if "finite" not in str(error):
+                raise
+            raise TrainingError(
+                f"epoch {self.state.epoch + 1}, after its steps: not finite on graphs of {split}: inside the "
+                f"model: {error}; {self._remedy()}"
+            ) from error
         return computed(self.metric)
 
     def _zero_share(self) -> float | None:
@@ -237,14 +245,19 @@ class Trainer:
             raise Interrupted(number)
 
     def _non_finite(self, error: NonFinite, graphs: np.ndarray, step: int) -> TrainingError:
-        kept = self.writers.last() if self.writers else "last"
         names = self.prepared.names("train", graphs[:LISTED].tolist())
         if len(graphs) > LISTED:
             names.append(f"… ({len(graphs)} in all)")
         return TrainingError(
             f"epoch {self.state.epoch + 1}, step {step + 1}: not finite: {error}; the step's training "
-            f"graphs are {', '.join(names)}; the checkpoint {kept} is kept: continue from it with --resume and, "
-            "for instance, a lower optim.lr or optim.clip_norm"
+            f"graphs are {', '.join(names)}; {self._remedy()}"
+        )
+
+    def _remedy(self) -> str:
+        kept = self.writers.last() if self.writers else "last"
+        return (
+            f"the checkpoint {kept} is kept: continue from it with --resume and, for instance, a lower "
+            "optim.lr or optim.clip_norm"
         )
 
 
