@@ -74,7 +74,7 @@ def test_a_copy_that_followed_links_goes_on(tmp_path, model):
 def test_states_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match=r"it has no state.pt"):
         read_state(tmp_path)
-    for content in (b"", b"nonsense", {"format": 0}, [1]):
+    for content in (b"", b"nonsense", b"\x80junk", {"format": 0}, [1]):
         if isinstance(content, bytes):
             (tmp_path / "state.pt").write_bytes(content)
         else:

@@ -15,10 +15,10 @@ Training goes on meanwhile (`Checkpoints.begin`): what is written is a copy in h
 
 import io
 import os
-import pickle
 import re
 import secrets
 import shutil
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -180,12 +180,13 @@ def read_state(folder: Path) -> dict[str, Any]:
     """
     path = folder / STATE
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of what another file than a state looks like
+            state = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise ValueError("it is not a state of this release")
     except FileNotFoundError:
         raise UserError(f"{folder} is no checkpoint to resume from: it has no {STATE}") from None
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+    except Exception as error:  # bytes that are no state have all kinds of errors
         reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
         raise UserError(f"{path} is damaged ({reason}); start the run anew in another folder") from None
     return state
