@@ -31,7 +31,7 @@ def test_a_users_own_file(tmp_path):
     ("text", "message"),
     [
         ("model:\n  {dim: 3", "mine.yaml, line 2, column 10 is not readable YAML: expected"),
-        ("model: {dim: 3, dim: 4}", "the key 'dim' stands twice"),
+        ("model: {dim: 3, dim: 4}", "line 1, column 17 is not readable YAML: the key 'dim' stands twice"),
         ("- 1", "must hold a mapping"),
         ("base: 3", "base must be the name of a preset, not 3"),
         ("base: costum", "there is no preset 'costum'; did you mean 'custom'"),
@@ -43,6 +43,20 @@ def test_bad_files(text, message, tmp_path):
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_preset(str(file))
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path):
+    (tmp_path / "mine.yaml").write_bytes("# für\nbase: mnist".encode("latin-1"))
+    with pytest.raises(
+        ValueError, match=r"cannot read the preset file .*mine.yaml: it is not UTF-8 at byte 3"
+    ):
+        read_preset(str(tmp_path / "mine.yaml"))
+
+
+def test_mappings_can_be_merged(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: &small {dim: 3, heads: 1}\noptim: {<<: *small, dim: 4}")
+    assert read_preset(str(file))[0].values["optim"] == {"dim": 4, "heads": 1}
 
 
 def test_a_missing_file_and_a_circle(tmp_path):

@@ -12,6 +12,8 @@ import yaml
 
 from sfiformer.schema import Layer, nearest
 
+MERGE = "tag:yaml.org,2002:merge"  # of <<, whose mapping gives what the others do not
+
 
 def preset_names() -> list[str]:
     """The names of all presets, sorted."""
@@ -47,10 +49,7 @@ def _is_path(name: str) -> bool:
 
 def _read(name: str) -> dict[str, Any]:
     if _is_path(name):
-        try:
-            text = Path(name).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"cannot read the preset file {name}: {error.strerror}") from None
+        text = read_text(Path(name), "preset")
     elif name in preset_names():
         text = (resources.files(__name__) / f"{name}.yaml").read_text(encoding="utf-8")
     else:
@@ -59,6 +58,18 @@ def _read(name: str) -> dict[str, Any]:
             "(sfi presets lists all; a file's name ends in .yaml)"
         )
     return parse_yaml(text, _label(name))
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a user's file, or a ValueError that names the file as a `what`."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read the {what} file {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"cannot read the {what} file {path}: it is not UTF-8 at byte {error.start}"
+        ) from None
 
 
 def parse_yaml(text: str, label: str) -> dict[str, Any]:
@@ -80,10 +91,14 @@ class _StrictLoader(yaml.SafeLoader):
     """YAML's safe subset; a key given twice is an error instead of the first being dropped in silence."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
+        seen = []
+        for key_node, _ in node.value:
+            if key_node.tag == MERGE:
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice", node.start_mark
+                    None, None, f"the key {key!r} stands twice", key_node.start_mark
                 )
+            seen.append(key)
         return super().construct_mapping(node, deep)

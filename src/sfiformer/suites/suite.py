@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sfiformer.presets import parse_yaml
+from sfiformer.presets import parse_yaml, read_text
 from sfiformer.schema import Layer, build, expand, nearest
 
 T = TypeVar("T")
@@ -103,11 +103,8 @@ def read_suite(name: str) -> Suite:
         if name not in suite_names():
             raise ValueError(f"there is no suite {name!r}; did you mean {nearest(name, suite_names())!r}?")
         return _suite(parse_yaml(package_text(name), f"suites/{name}.yaml"), name, f"suites/{name}.yaml")
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot read the suite file {name}: {error.strerror}") from None
-    return _beside(Path(name).parent, _suite(parse_yaml(text, name), Path(name).stem, name))
+    path = Path(name)
+    return _beside(path.parent, _suite(parse_yaml(read_text(path, "suite"), name), path.stem, name))
 
 
 def _beside(folder: Path, suite: Suite) -> Suite:
