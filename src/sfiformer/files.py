@@ -65,3 +65,8 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def cell(text: str) -> str:
+    """Text as a table can hold it: carriage returns, which csv may leave unquoted, and halves of characters as escapes."""
+    return text.replace("\r", r"\r").encode(errors="backslashreplace").decode()

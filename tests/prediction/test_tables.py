@@ -1,5 +1,6 @@
 """Tables on disk: CSV and Parquet, whole or not at all."""
 
+import csv
 import os
 
 import pytest
@@ -23,6 +24,26 @@ def test_parquet(tmp_path):
             write(part)
     table = parquet.read_table(tmp_path / "t.parquet").to_pydict()
     assert table == {"graph": ["a", "b, c", '"d"'], "score": [0.1, 1 / 3, 2e-9]}
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_any_text_stays_in_its_row(tmp_path, name):
+    if name == "t.parquet":
+        pytest.importorskip("pyarrow")
+    texts = ["plain", "a,b", "c\nd", "e\rf", "g\ud800", "π"]
+    with table_file(tmp_path / name) as write:
+        write({"graph": texts, "probability:h\udc00": [0.5] * 6})
+    if name == "t.csv":
+        with (tmp_path / name).open(encoding="utf-8", newline="") as file:
+            header, *rows = csv.reader(file)
+        found = [row[0] for row in rows]
+    else:
+        from pyarrow import parquet
+
+        table = parquet.read_table(tmp_path / name).to_pydict()
+        header, found = list(table), table["graph"]
+    assert header == ["graph", r"probability:h\udc00"]
+    assert found == [*texts[:3], r"e\rf", r"g\ud800", "π"]
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sfiformer.errors import UserError
-from sfiformer.files import whole_file
+from sfiformer.files import cell, whole_file
 
 Table = dict[str, list[Any]]
 Write = Callable[[Table], None]
@@ -38,7 +38,7 @@ def _csv(file: BinaryIO) -> Iterator[Write]:
     def write(table: Table) -> None:
         nonlocal started
         if not started:
-            writer.writerow(table)
+            writer.writerow(map(cell, table))
             started = True
         writer.writerows(zip(*(map(_cell, column) for column in table.values()), strict=True))
 
@@ -49,7 +49,13 @@ def _csv(file: BinaryIO) -> Iterator[Write]:
 
 
 def _cell(value: Any) -> Any:
-    return f"{value:.8g}" if isinstance(value, float) else value  # the model computes in float32
+    if isinstance(value, float):
+        return f"{value:.8g}"  # the model computes in float32
+    return _text(value)
+
+
+def _text(value: Any) -> Any:
+    return cell(value) if isinstance(value, str) else value
 
 
 @contextmanager
@@ -63,7 +69,7 @@ def _parquet(file: BinaryIO) -> Iterator[Write]:
 
     def write(table: Table) -> None:
         nonlocal writer
-        rows = pyarrow.table(table)
+        rows = pyarrow.table({cell(name): [*map(_text, column)] for name, column in table.items()})
         writer = writer or parquet.ParquetWriter(file, rows.schema)
         writer.write_table(rows)
 

@@ -30,7 +30,7 @@ from sfiformer.data.source import digest
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.task import Task
 from sfiformer.errors import UserError
-from sfiformer.files import whole_file
+from sfiformer.files import cell, whole_file
 from sfiformer.schema import dotted_keys, plain
 from sfiformer.training.surroundings import surroundings
 
@@ -263,13 +263,8 @@ def _splits_text(ids: Mapping[str, Sequence[str]]) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["id", "split", "graph"])
-    table.writerows((_line(name), split, number) for split in ids for number, name in enumerate(ids[split]))
+    table.writerows((cell(name), split, number) for split in ids for number, name in enumerate(ids[split]))
     return text.getvalue()
-
-
-def _line(name: str) -> str:
-    """An id whose carriage returns, which csv may leave unquoted, and halves of characters are written as escapes."""
-    return name.replace("\r", r"\r").encode(errors="backslashreplace").decode()
 
 
 def _features(values: dict[str, Any]) -> Features:
