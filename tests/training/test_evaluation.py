@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sfiformer import SFiFormer
+from sfiformer.cli import main
 from sfiformer.config import ExperimentConfig
 from sfiformer.errors import UserError
 from sfiformer.training import RunFolder, evaluate, prepare, train
@@ -97,6 +98,19 @@ def test_errors_are_in_the_targets_own_units(run_on):
     other = file.with_name("test.jsonl")
     other.write_text("".join(json.dumps(lines[name]) + "\n" for name in prepared.ids["test"]))
     assert evaluate(result.run, data=other, device="cpu")["mae"] == pytest.approx(result.test, rel=1e-5)
+
+
+def test_a_metric_that_is_not_defined_is_told_and_null(run_on, tmp_path, capsys):
+    result, file = run_on("binary", {"trainer.epochs": 1})
+    one_class = tmp_path / "one.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    one_class.write_text("".join(json.dumps({**graph, "y": lines[0]["y"]}) + "\n" for graph in lines))
+    with pytest.raises(SystemExit) as caught:
+        main(["eval", str(result.run), "--data", str(one_class), "--device", "cpu", "--json"])
+    assert caught.value.code == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out.splitlines()[-1], parse_constant=pytest.fail) == {"roc_auc": None}
+    assert said.err.endswith("warning: roc_auc: not defined, the labels are of one class\n")
 
 
 def test_what_cannot_be_evaluated_is_told(run_on, tmp_path):

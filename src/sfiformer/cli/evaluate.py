@@ -1,6 +1,7 @@
 """`sfi eval RUN`: the scores of a trained model."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,8 @@ def evaluate(
 
     scores = measure(run, split=split, checkpoint=checkpoint, data=data, batch_size=batch_size, device=device)
     if json_output:
-        print(json.dumps(scores))
+        # JSON knows no NaN: a metric that is not defined is null.
+        print(json.dumps({name: None if math.isnan(value) else value for name, value in scores.items()}))
     else:
         for name, value in scores.items():
             print(f"{name} {value:.6g}")

@@ -1,5 +1,6 @@
 """Metrics of a model on graphs it may not have seen: while it is trained, and of a finished run."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -112,7 +113,11 @@ def evaluate(
             f"{data or f'the split {split}'} has no labels to evaluate against{columns}; sfi predict needs none"
         )
     values = metric.compute()
-    return values if isinstance(values, dict) else {str(metric.name): values}
+    scores = values if isinstance(values, dict) else {str(metric.name): values}
+    if undefined := [name for name, value in scores.items() if math.isnan(value)]:
+        why = "there are no true links" if task.kind == "ranking" else "the labels are of one class"
+        warnings.warn(f"{', '.join(undefined)}: not defined, {why}", stacklevel=2)
+    return scores
 
 
 def _labelled(store: GraphStore, task: Task) -> bool:
