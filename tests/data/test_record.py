@@ -25,6 +25,7 @@ def test_lists_and_tensors_read_alike():
         assert graph.edge_index.tolist() == [[0, 1], [1, 2]]
         assert graph.edge_attr.tolist() == [[3], [4]]
     assert record.id == "7"
+    assert [Record.from_fields({**GRAPH, "id": torch.tensor(i)}).id for i in (8, [9])] == ["8", "9"]
 
 
 def test_nodes_without_features_share_one_category():
@@ -49,6 +50,7 @@ def test_nodes_without_features_share_one_category():
         ),
         ({"x": [[1.0, 2.0], [3.0], [1.0, 1.0]]}, "x has rows of different lengths"),
         ({"x": [["a"], ["b"], ["c"]]}, "not a number at node 0"),
+        ({"x": [[1], [2], [2**70]]}, "x holds a number that is too large at node 2"),
         ({"x": []}, "no nodes"),
         ({"x": None}, "no node features"),
         ({"num_nodes": 4}, "num_nodes is 4, x has 3 rows"),

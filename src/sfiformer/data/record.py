@@ -58,7 +58,7 @@ class Record:
             try:
                 return cls._from_fields(given)
             except ValueError as error:
-                raise ValueError(f"graph {given['id']!r}: {error}") from None
+                raise ValueError(f"graph {_name(given['id'])!r}: {error}") from None
         return cls._from_fields(given)
 
     @classmethod
@@ -86,7 +86,7 @@ class Record:
             y=as_target(label, given[label]) if label in given else None,
             links=None if links is None else links.T.contiguous(),
             masks=_masks(given, nodes),
-            id=str(given.get("id", "")),
+            id=_name(given.get("id", "")),
             split=str(given["split"]) if "split" in given else None,
             smiles=str(given["smiles"]) if "smiles" in given else None,
             unused=frozenset(given) - FIELDS,
@@ -134,6 +134,10 @@ def label_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, int) or value.is_integer() else repr(value)
 
 
+def _name(value: Any) -> str:
+    return str(value.item() if isinstance(value, Tensor) and value.numel() == 1 else value)
+
+
 def _node_features(given: dict[str, Any]) -> Tensor:
     nodes = given.get("num_nodes", 0)
     if isinstance(nodes, bool) or not isinstance(nodes, int) or not 0 <= nodes < 2**31:
@@ -164,6 +168,9 @@ def _matrix(name: str, value: Any, row: str) -> Tensor:
     if array.dtype.kind in "iu":
         return torch.from_numpy(array.astype(np.int64))
     if array.dtype.kind not in "fb":
+        if not _not_number(array).any():
+            large = np.vectorize(lambda cell: abs(cell) >= 2**63, otypes=[bool])(array)
+            raise ValueError(f"{name} holds a number that is too large at {_first(large, row)}")
         raise ValueError(f"{name} holds a value that is not a number at {_first(_not_number(array), row)}")
     with np.errstate(over="ignore"):  # beyond float32 is infinite, and refused as such
         array = array.astype(np.float32)
