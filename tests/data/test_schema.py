@@ -24,6 +24,13 @@ def test_features(tables, kind, expected):
     assert infer_features("x", [torch.tensor(table) for table in tables], kind) == expected
 
 
+def test_so_many_categories_are_a_mistake():
+    with pytest.raises(
+        ValueError, match=r"column 1 goes up to 1000000000000, .* number the categories from 0"
+    ):
+        infer_features("x", [torch.tensor([[1, 10**12]])], "categories")
+
+
 def test_numbers_are_no_categories():
     with pytest.raises(ValueError, match="x cannot be categories"):
         infer_features("x", [torch.tensor([[0.5]])], "categories")

@@ -11,6 +11,7 @@ from .record import Record
 
 FeatureKind = Literal["numbers", "categories"]
 MOST_CATEGORIES = 1000  # integer features beyond this are read as numbers
+TOO_MANY_CATEGORIES = 10_000_000  # of whoever wants them: more weights than memory, if not a mistake
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ def infer_features(name: str, tables: Sequence[Tensor], kind: FeatureKind | None
     most = torch.stack([table.amax(0) for table in tables]).amax(0)  # [width]
     if kind == "numbers" or (kind is None and int(most.max()) >= MOST_CATEGORIES):
         return Features(width, "numbers")
+    if int(most.max()) >= TOO_MANY_CATEGORIES:
+        raise ValueError(
+            f"{name} cannot be categories: column {int(most.argmax())} goes up to {int(most.max())}, and each number "
+            "from 0 would have weights of its own; number the categories from 0, or read them as numbers"
+        )
     return Features(width, "categories", tuple(int(size) + 1 for size in most))
 
 
