@@ -108,8 +108,19 @@ def test_all_bad(tmp_path):
 def test_missing_and_foreign_files(tmp_path):
     with pytest.raises(ValueError, match="there is no such file"):
         load_custom(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match="is a folder: give a file"):
+        load_custom(tmp_path)
     with pytest.raises(ValueError, match=r"must end in one of \.pt, \.jsonl"):
         load_custom(write(tmp_path, [], "graphs.txt"))
+
+
+def test_the_graph_with_other_labels_is_the_bad_one():
+    graphs = [pyg(3 + i % 2, torch.tensor([i % 2])) for i in range(10)]
+    for odd in (0, 4):
+        some = [*graphs[:odd], pyg(5, torch.tensor([1, 0])), *graphs[odd:]]
+        with pytest.raises(ValueError, match=rf"graph {odd}: 2 targets where most graphs have 1"):
+            load_custom(some)
+        assert len(load_custom(some, skip_bad=True).bad) == 1
 
 
 def test_regression_is_standardised_and_comes_back(tmp_path):

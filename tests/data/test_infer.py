@@ -52,12 +52,29 @@ def test_levels():
         infer_level([graph([0, 1, 1]), graph([0, 1], nodes=4)])
 
 
+def test_one_odd_graph_does_not_change_the_level():
+    assert infer_level([graph([0]), graph([1]), graph([0, 1, 1])]) == "graph"
+    assert infer_level([graph(0), graph(1), graph([0, 1, 1])]) == "graph"
+    assert infer_level([graph([0, 1, 1]), graph([0, 1, 1, 0], nodes=4), graph([0, 1])]) == "node"
+    with pytest.raises(ValueError, match="say level='node'"):
+        infer_level([graph([0, 1, 1]), graph([0, 0, 1]), graph([0, 1])])
+
+
 def test_links():
     assert infer_task([graph(links=[[0, 1]])]) == Task("link", "ranking", 1)
     labelled = [graph(links=[[0, 1], [1, 2]], edge_label=[0, 1])]
     assert infer_task(labelled) == Task("link", "binary", 1)
     assert encode(labelled[0], Task("link", "binary", 1)).tolist() == [0, 1]
     assert encode(graph(links=[[0, 1], [1, 2]]), Task("link", "ranking", 1)).tolist() == [1, 1]
+
+
+def test_a_link_has_one_score():
+    links = [[0, 1], [1, 2], [0, 2]]
+    with pytest.raises(ValueError, match=r"one score, and its labels \(edge_label\) have 3 classes"):
+        infer_task([graph(links=links, edge_label=[0, 1, 2])])
+    with pytest.raises(ValueError, match="have 2 targets"):
+        infer_task([graph(links=links, edge_label=[[0.5, 1], [2, 3], [4, 5]])])
+    assert infer_task([graph(links=links, edge_label=[0, 1, 2])], kind="regression").outputs == 1
 
 
 def test_overrides():

@@ -6,6 +6,7 @@
 `stream` reads the same sources for prediction, a few graphs at a time.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -174,15 +175,14 @@ def _split(
 
 
 def _with_labels_of_one_width(records: list[Record], level: Level, bad: Bad | None) -> list[Record]:
-    width: int | None = None
+    records = _keep(records, lambda record: label_rows(record, level), bad)
+    widths = [None if (table := label_rows(record, level)) is None else table.shape[1] for record in records]
+    usual = Counter(width for width in widths if width is not None).most_common(1)
 
     def check(record: Record) -> None:
-        nonlocal width
         table = label_rows(record, level)
-        if table is not None:
-            if width not in (None, table.shape[1]):
-                raise ValueError(f"{table.shape[1]} targets where the graphs before have {width}")
-            width = table.shape[1]
+        if table is not None and table.shape[1] != usual[0][0]:
+            raise ValueError(f"{table.shape[1]} targets where most graphs have {usual[0][0]}")
 
     return _keep(records, check, bad)
 

@@ -1,5 +1,6 @@
 """The task that a user's labels pose, and labels as the tensors that losses and metrics take."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,22 +21,23 @@ def infer_level(records: Sequence[Record]) -> Level:
         return "link"
     if any(record.masks for record in records):
         return "node"
-    labelled = [record for record in records if record.y is not None and record.y.values.ndim]
-    shapes = [record.y.values.shape for record in labelled if record.y is not None]
-    of_nodes = all(shape[0] == record.num_nodes for shape, record in zip(shapes, labelled, strict=True))
-    # Of a graph: [1], [1, T], or a bare list of T targets that is as long in every graph.
-    bare = all(len(shape) == 1 for shape in shapes) and len(set(shapes)) == 1
-    of_graph = bare or all(shape[0] == 1 for shape in shapes)
-    if not labelled or (of_graph and not of_nodes):
+    labelled = [(record.y.values.shape, record) for record in records if record.y is not None]
+    shapes = [shape for shape, _ in labelled]
+    if not any(shapes):  # single values
         return "graph"
-    if of_nodes and (not of_graph or (len(records) == 1 and records[0].num_nodes > 1)):
-        return "node"
-    if of_nodes:
-        raise ValueError(
-            "y is as long as the graph has nodes, but so in graphs that are all of one size: "
-            "say level='node' (one label a node) or level='graph' (several targets a graph)"
-        )
-    shape, odd = next((s, r) for s, r in zip(shapes, labelled, strict=True) if s[0] != r.num_nodes)
+    fits_nodes = [shape[:1] == (record.num_nodes,) for shape, record in labelled]
+    of_nodes = sum(fits_nodes)
+    # Of a graph: a single value, [1], [1, T], or a bare list of T targets that is as long in every graph.
+    usual = Counter(shape for shape in shapes if len(shape) < 2).most_common(1)
+    of_graph = max(sum(shape[:1] in ((), (1,)) for shape in shapes), *(count for _, count in usual), 0)
+    if 2 * max(of_nodes, of_graph) > len(labelled):  # a few that are neither are bad graphs
+        if of_nodes == of_graph and (len(records) > 1 or records[0].num_nodes == 1):
+            raise ValueError(
+                "y is as long as the graph has nodes, but so in graphs that are all of one size: "
+                "say level='node' (one label a node) or level='graph' (several targets a graph)"
+            )
+        return "node" if of_nodes >= of_graph else "graph"
+    shape, odd = labelled[fits_nodes.index(False)]
     raise ValueError(
         f"{odd.place}: y has shape {list(shape)} in a graph of {odd.num_nodes} nodes, "
         "neither one label a node nor as many targets as the other graphs; correct it, or say level"
@@ -106,6 +108,13 @@ def infer_task(
         discrete = text or truth or few or classes is not None
         kind = "regression" if not discrete else "binary" if len(names) == 2 else "classification"
 
+    outputs = len(names) if kind == "classification" else width
+    if level == "link" and outputs > 1:
+        what = "classes" if kind == "classification" else "targets"
+        raise ValueError(
+            f"a link has one score, and its labels (edge_label) have {outputs} {what}: give each link one label of two, "
+            "or one number (kind='regression')"
+        )
     if kind in ("classification", "binary"):
         if width > 1:
             raise ValueError(

@@ -41,7 +41,9 @@ def open_source(
         return ptfile.rows(source, "the list", split_column), None
     path = Path(source)
     if not path.is_file():
-        raise ValueError(f"{path}: there is no such file")
+        raise ValueError(
+            f"{path} is a folder: give a file" if path.is_dir() else f"{path}: there is no such file"
+        )
     if path.name.endswith(CSV):
         columns = smiles.find_columns(
             path, smiles=smiles_column, targets=targets, split=split_column, labelled=labelled
