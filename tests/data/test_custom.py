@@ -186,6 +186,26 @@ def test_links(tmp_path):
     assert batch.edge_label.tolist() == [1] * batch.edge_label_index.shape[1]
 
 
+def test_a_split_that_is_asked_for_must_be_there(tmp_path):
+    path = write(tmp_path, [line(i, y=i % 2) for i in range(10)])
+    with pytest.raises(
+        ValueError, match=f"^{path}: no graph has 'split', which is to say train, val or test"
+    ):
+        load_custom(path, split="column")
+    with pytest.raises(ValueError, match="no graph has 'fold'"):
+        load_custom(path, split_column="fold")
+
+
+def test_a_class_that_a_split_does_not_have_is_said(tmp_path):
+    parts = ["train", "val", "test"] * 4
+    path = write(
+        tmp_path, [line(i, y=int(i < 1 or part == "test"), split=part) for i, part in enumerate(parts)]
+    )
+    assert load_custom(path).notes[-2:] == ("val has no label of class 1", "test has no label of class 0")
+    path = write(tmp_path, [line(i, y="abc"[i % 3], split=part) for i, part in enumerate(parts)])
+    assert load_custom(path).notes[-1] == "train has no label of class b, c"
+
+
 def test_masks_need_nodes(tmp_path):
     with pytest.raises(ValueError, match="node masks split the labels of nodes, and these are of graphs"):
         load_custom(write(tmp_path, [line(i, y=i % 2) for i in range(4)]), split="masks")
@@ -268,6 +288,8 @@ def test_what_is_read_from_a_table_is_said(tmp_path):
         "categories (5, 6, 2)",
         "labels: column label, 3 of 10 missing",
         "split: at random, 0.8/0.1/0.1, seed 0",
+        "val has no label of class no",
+        "test has no label",
         "not used: mass",
     ]
     said = load_custom(tmp_path / "m.csv", targets=["mass"]).describe()

@@ -7,7 +7,7 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -92,9 +92,10 @@ def load_custom(
     records = _keep(records, lambda record: encode(record, task), bad)
     _not_empty(name, records, bad)
     molecules = isinstance(source, str | Path) and str(source).endswith(CSV)
-    schema = MOLECULES if molecules else infer_schema(records, node_features, edge_features)
-
     with _about(name):
+        schema = MOLECULES if molecules else infer_schema(records, node_features, edge_features)
+        if all(record.split is None for record in records) and (split == "column" or split_column != "split"):
+            raise ValueError(f"no graph has {split_column!r}, which is to say train, val or test")
         chosen, how = _split(records, task, split, fractions, seed)
     if not chosen["train"]:
         raise ValueError(f"{name}: no graph is left for training; the split is {how}")
@@ -104,13 +105,14 @@ def load_custom(
             masked_labels(records[i], task.level, "train" if by_node else None) for i in chosen["train"]
         ]
         task = standardised(task, tables)
+    stores = {
+        part: pack([records[i] for i in members], schema, task, mask=part if by_node else None)
+        for part, members in chosen.items()
+        if members
+    }
     return Dataset(
         name=name,
-        splits={
-            part: pack([records[i] for i in members], schema, task, mask=part if by_node else None)
-            for part, members in chosen.items()
-            if members
-        },
+        splits=stores,
         task=task,
         schema=schema,
         ids={
@@ -119,7 +121,7 @@ def load_custom(
             if members
         },
         bad=bad or [],
-        notes=_notes(records, task, how),
+        notes=_notes(records, task, how, stores),
     )
 
 
@@ -240,11 +242,25 @@ def _about_labels(records: list[Record], task: Task) -> list[str]:
     return [f"labels: {', '.join(facts)}"] if facts else []
 
 
-def _notes(records: list[Record], task: Task, how: str) -> tuple[str, ...]:
-    notes = [*_about_labels(records, task), f"split: {how}"]
+def _notes(records: list[Record], task: Task, how: str, stores: Mapping[str, GraphStore]) -> tuple[str, ...]:
+    notes = [*_about_labels(records, task), f"split: {how}", *_absent(stores, task)]
     if task.target_mean is not None:
         notes.append("targets are standardised with the training split's mean and standard deviation")
     unused = sorted(frozenset[str]().union(*(record.unused for record in records)))
     if unused:
         notes.append(f"not used: {', '.join(unused)}")
     return tuple(notes)
+
+
+def _absent(stores: Mapping[str, GraphStore], task: Task) -> list[str]:
+    """A line for a class that cannot be learnt, and for each split where two are not to be told apart."""
+    names = task.class_names or tuple(map(str, range(2 if task.kind == "binary" else task.outputs)))
+    lines = []
+    for part, store in stores.items() if task.kind in ("classification", "binary") else ():
+        fields = {**store.node, **store.graph, **store.link}
+        labels = fields.get("edge_label" if task.level == "link" else "y")  # a split may have no links
+        present = set() if labels is None else set(labels.unique().tolist())
+        absent = [name for number, name in enumerate(names) if number not in present]
+        if absent and (part == "train" or task.kind == "binary"):
+            lines.append(f"{part} has no label" + f" of class {listed(absent)}" * (len(absent) < len(names)))
+    return lines
