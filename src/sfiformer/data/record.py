@@ -103,8 +103,10 @@ def as_target(name: str, value: Any) -> Target:
         if array.dtype.kind == "f"
         else _objects(name, array)
     )
-    if not target.text and np.isinf(target.values).any():
-        raise ValueError(f"{name} is infinite at {_first(np.isinf(target.values))}")
+    with np.errstate(over="ignore"):
+        infinite = np.zeros(1) if target.text else np.isinf(target.values.astype(np.float32))
+    if infinite.any():
+        raise ValueError(f"{name} is infinite, or beyond float32, at {_first(infinite)}")
     return target
 
 
