@@ -196,6 +196,33 @@ def test_a_split_that_is_asked_for_must_be_there(tmp_path):
         load_custom(path, split_column="fold")
 
 
+def test_a_split_may_have_no_links_but_that_for_training():
+    graphs = [pyg(4, None, links=[[0, 1]] if i % 3 != 1 else None) for i in range(9)]
+    for i, graph in enumerate(graphs):
+        graph.split = ["train", "val", "test"][i % 3]
+    dataset = load_custom(graphs)
+    assert [len(store.link["edge_label"]) for store in dataset.splits.values()] == [3, 0, 3]
+    for i, graph in enumerate(graphs):
+        graph.split = ["val", "train", "test"][i % 3]
+    with pytest.raises(
+        ValueError, match="no graph for training has a label; the split is as each graph says"
+    ):
+        load_custom(graphs)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [([0, 1], "no graph for training has a label"), ([0.5, 1], "target 0 has no label")],
+)
+def test_labels_for_testing_alone_are_refused(tmp_path, labels, message):
+    graphs = [
+        line(i, y=None if i < 5 else labels[i % 2], split="train" if i < 5 else "test") for i in range(9)
+    ]
+    path = write(tmp_path, graphs)
+    with pytest.raises(ValueError, match=f"^{path}: {message}"):
+        load_custom(path)
+
+
 def test_a_class_that_a_split_does_not_have_is_said(tmp_path):
     parts = ["train", "val", "test"] * 4
     path = write(

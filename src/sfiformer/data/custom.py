@@ -19,7 +19,7 @@ import torch
 from . import smiles
 from .dataset import Dataset
 from .infer import Classes, encode, infer_level, infer_task, label_rows, standardised
-from .pack import masked_labels, pack
+from .pack import has_labels, masked_labels, pack
 from .record import MASKS, Record
 from .schema import FeatureKind, Features, Schema, infer_schema
 from .source import CSV, Bad, Source, open_source, read_graphs, report
@@ -104,12 +104,15 @@ def load_custom(
         tables = [
             masked_labels(records[i], task.level, "train" if by_node else None) for i in chosen["train"]
         ]
-        task = standardised(task, tables)
+        with _about(name):
+            task = standardised(task, tables)
     stores = {
         part: pack([records[i] for i in members], schema, task, mask=part if by_node else None)
         for part, members in chosen.items()
         if members
     }
+    if not has_labels(stores["train"], task):
+        raise ValueError(f"{name}: no graph for training has a label; the split is {how}")
     return Dataset(
         name=name,
         splits=stores,
@@ -258,8 +261,7 @@ def _absent(stores: Mapping[str, GraphStore], task: Task) -> list[str]:
     lines = []
     for part, store in stores.items() if task.kind in ("classification", "binary") else ():
         fields = {**store.node, **store.graph, **store.link}
-        labels = fields.get("edge_label" if task.level == "link" else "y")  # a split may have no links
-        present = set() if labels is None else set(labels.unique().tolist())
+        present = set(fields["edge_label" if task.level == "link" else "y"].unique().tolist())
         absent = [name for number, name in enumerate(names) if number not in present]
         if absent and (part == "train" or task.kind == "binary"):
             lines.append(f"{part} has no label" + f" of class {listed(absent)}" * (len(absent) < len(names)))

@@ -15,6 +15,7 @@ from torchmetrics import Metric, MetricCollection
 from sfiformer import ranks
 from sfiformer.config import DataConfig
 from sfiformer.data.named import load_dataset
+from sfiformer.data.pack import has_labels
 from sfiformer.data.schema import Schema
 from sfiformer.data.source import Bad, skipped
 from sfiformer.data.store import GraphStore
@@ -102,7 +103,7 @@ def evaluate(
     metric = (link_mrrs() if task.kind == "ranking" else objective(config, task)[1]).to(place)
     labelled = False
     for raw in raw_stores(folder, split, data):
-        labelled |= _labelled(raw, task)
+        labelled |= has_labels(raw, task)
         store = model_inputs(
             raw, model.config, standardizer, encoding_cache(config) if data is None else None
         )
@@ -118,19 +119,6 @@ def evaluate(
         why = "there are no true links" if task.kind == "ranking" else "the labels are of one class"
         warnings.warn(f"{', '.join(undefined)}: not defined, {why}", stacklevel=2)
     return scores
-
-
-def _labelled(store: GraphStore, task: Task) -> bool:
-    """Whether any graph, node or link has a label. Links without are true links, to be ranked."""
-    fields, name = {
-        "graph": (store.graph, "y"),
-        "node": (store.node, "y"),
-        "link": (store.link, "edge_label"),
-    }[task.level]
-    labels = fields.get(name)
-    if task.kind == "ranking" or labels is None:
-        return task.kind == "ranking"
-    return bool((~labels.isnan() if labels.is_floating_point() else labels >= 0).any())
 
 
 def raw_stores(
