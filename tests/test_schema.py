@@ -75,6 +75,9 @@ def test_an_error_names_the_layer_it_stands_in():
 
 def test_expand():
     assert expand({"a.b": 1, "a.c.d": 2, "e": 3}) == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    for dotted in ({"inner": 3, "inner.rate": 1}, {"inner.rate": 1, "inner": 3}):
+        with pytest.raises(ValueError, match="mine: inner must be a mapping, not 3"):
+            build(Outer, [Layer("mine", expand(dotted))])
 
 
 def test_keys_and_nearest():

@@ -41,7 +41,10 @@ def expand(dotted: Mapping[str, Any]) -> dict[str, Any]:
         tail: Any = {leaf: value}
         for section in reversed(sections):
             tail = {section: tail}
-        merge(nested, tail)
+        if not sections or isinstance(
+            nested.get(sections[0], {}), Mapping
+        ):  # else left for `build` to refuse
+            merge(nested, tail)
     return nested
 
 
