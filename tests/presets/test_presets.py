@@ -34,7 +34,7 @@ def test_a_users_own_file(tmp_path):
         ("model: {dim: 3, dim: 4}", "line 1, column 17 is not readable YAML: the key 'dim' stands twice"),
         ("- 1", "must hold a mapping"),
         ("base: 3", "base must be the name of a preset, not 3"),
-        ("base: costum", "there is no preset 'costum'; did you mean 'custom'"),
+        ("base: costum", "mine.yaml: base: there is no preset 'costum'; did you mean 'custom'"),
         ("model: !!python/object/apply:os.getcwd []", "is not readable YAML"),
     ],
 )

@@ -52,6 +52,16 @@ def test_the_ablation_has_the_paper_s_values():
             "runs[0].models: there is no 'gsp'; did you mean 'gps'?",
         ),
         ("gap: [gps, sfi]", "gap: [dfi]", "runs[0].gap: there is no 'dfi'; did you mean 'sfi'?"),
+        (
+            "seeds: [0, 1]",
+            "seeds: [0, 1], curves: {model.lm: [gps]}",
+            "runs[0].curves: there is no 'model.lm'; did you mean 'model.lam'?",
+        ),
+        (
+            "published: [gnn-benchmark]",
+            "published: [lrbg]",
+            "runs[0].published: there is no 'lrbg'; did you mean 'lrgb'?",
+        ),
         ("seeds: [0, 1]", "seeds: [zero]", "runs[0]: seeds[0] must be a whole number"),
         ("seeds: [0, 1]", "seeds: []", "runs[0].seeds must be a list of at least one"),
         ("name: lam", "name: models", "runs[0].name is 'models', as that of another entry"),
@@ -82,6 +92,14 @@ def test_a_wrong_setting_names_its_place(suite_file, before, after, message):
     with pytest.raises(ValueError, match="settings") as error:
         plan(read_suite(str(suite_file)))
     assert message in str(error.value)
+
+
+def test_an_unknown_preset_names_its_place(suite_file):
+    text = suite_file.read_text().replace("cluster: {label: CLUSTER}", "cluster: {preset: clutser}")
+    suite_file.write_text(text)
+    message = r"small\.yaml: datasets\.cluster\.preset: there is no preset 'clutser'; did you mean 'cluster'"
+    with pytest.raises(ValueError, match=message):
+        plan(read_suite(str(suite_file)))
 
 
 def test_paths_in_a_file_are_from_its_folder(suite_file, monkeypatch, tmp_path):

@@ -29,7 +29,12 @@ def read_preset(name: str) -> list[Layer]:
         if name in seen:
             raise ValueError(f"presets rest on each other in a circle: {' -> '.join([*seen, name])}")
         seen.append(name)
-        values = _read(name)
+        try:
+            values = _read(name)
+        except ValueError as error:
+            if len(seen) == 1:
+                raise
+            raise ValueError(f"{_label(seen[-2])}: base: {error}") from None
         base = values.pop("base", "")
         if not isinstance(base, str):
             raise ValueError(f"{_label(name)}: base must be the name of a preset, not {base!r}")

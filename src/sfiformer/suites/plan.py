@@ -75,7 +75,12 @@ def plan(suite: Suite, overrides: Mapping[str, Any] | None = None) -> dict[str, 
     Raises:
         ValueError: a setting that is not one, with the place in the suite where it stands.
     """
-    presets = {name: read_preset(dataset.preset) for name, dataset in suite.datasets.items()}
+    presets = {}
+    for name, dataset in suite.datasets.items():
+        try:
+            presets[name] = read_preset(dataset.preset)
+        except ValueError as error:
+            raise ValueError(f"{suite.place}: datasets.{name}.preset: {error}") from None
     runs = [_run(suite, *place, presets, overrides or {}) for place in places(suite)]
     return {run.name: run for run in runs}
 

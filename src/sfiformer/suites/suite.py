@@ -18,8 +18,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from sfiformer.config import ExperimentConfig
 from sfiformer.presets import parse_yaml, read_text
-from sfiformer.schema import Layer, build, expand, nearest
+from sfiformer.schema import Layer, build, dotted_keys, expand, nearest
 
 T = TypeVar("T")
 Settings = dict[str, Any]
@@ -190,7 +191,7 @@ def _mapping(values: Any, where: str) -> dict[str, Any]:
 
 
 def _check(suite: Suite) -> None:
-    place = suite.place
+    place, published = suite.place, parse_yaml(package_text(PUBLISHED), f"suites/{PUBLISHED}.yaml")
     for name, model in suite.models.items():
         if model.init_from is not None:
             _known(model.init_from, suite.models, f"{place}: models.{name}.init_from")
@@ -212,12 +213,15 @@ def _check(suite: Suite) -> None:
         for model_name in group.models:
             _known(model_name, suite.models, f"{where}.models")
         for key, chosen in group.curves.items():
+            _known(key, dotted_keys(ExperimentConfig), f"{where}.curves")
             if not isinstance(chosen, list):
                 raise ValueError(f"{where}.curves.{key} must be a list of models, not {chosen!r}")
             for model_name in chosen:
                 _known(model_name, group.models, f"{where}.curves.{key}")
         for model_name in group.gap:
             _known(model_name, group.models, f"{where}.gap")
+        for table in group.published:
+            _known(table, published, f"{where}.published")
 
 
 def _check_name(name: str, where: str) -> None:
