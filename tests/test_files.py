@@ -1,5 +1,6 @@
 """Files that are whole or not there."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,14 @@ def test_a_disk_without_room_is_told_with_the_file(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.filename == str(tmp_path / "table.csv")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_cleared_away_hides_no_error(tmp_path, monkeypatch):
+    def refuse(path, *_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(OSError, match="Read-only") as caught, whole_file(tmp_path / "table.csv"):
+        pass
+    assert caught.value.filename == str(tmp_path / "table.csv")

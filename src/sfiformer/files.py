@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,7 +24,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only disk, say: the first error is the one to tell
+            partial.unlink()
         if isinstance(error, OSError) and (str(error.filename) == str(partial) or error.errno in NO_ROOM):
             error.filename = str(path)  # the name that the user knows
         raise
