@@ -46,6 +46,17 @@ def test_threads_are_shared_and_gpus_go_round(scripts, tmp_path, monkeypatch):
     assert LocalEngine().jobs == 2  # one on each GPU
 
 
+@pytest.mark.parametrize(
+    ("asked", "given"), [("1", "1"), ("2,1", "2"), ("9", "4"), ("many", "4"), ("0", "4")]
+)
+def test_fewer_threads_may_be_asked_for(scripts, tmp_path, monkeypatch, asked, given):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    log = tmp_path / "run.log"
+    assert ended(LocalEngine(1).start([TELL], log, 0, TrainerConfig())) == 0
+    assert json.loads(log.read_text().splitlines()[-1])["OMP_NUM_THREADS"] == given
+
+
 def test_why_a_process_failed(scripts, tmp_path):
     log = tmp_path / "run.log"
     for text, reason in (

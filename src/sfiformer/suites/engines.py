@@ -53,7 +53,8 @@ class LocalEngine:
         self.threads = max(1, cores // self.jobs)
 
     def start(self, arguments: Sequence[str], log: Path, slot: int, trainer: TrainerConfig) -> Job:
-        threads = min(self.threads, int(os.environ.get("OMP_NUM_THREADS") or self.threads))
+        named = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # the outermost of nested levels
+        threads = min(self.threads, int(named)) if named.isdecimal() and int(named) else self.threads
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
         if len(self.gpus) > 1 and trainer.devices == 1:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
