@@ -1,10 +1,12 @@
 import os
 import pickle
+import zipfile
 
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from sfiformer.data.custom import load_custom
 from sfiformer.data.ptfile import load_pt
 
 
@@ -65,3 +67,31 @@ def test_refuses_other_files(tmp_path):
     (tmp_path / "cut.pt").write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match=r"cut.pt is not a file of torch.save"):
         load_pt(tmp_path / "cut.pt")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (b"\x80\x02R.", "g.pt cannot be read: "),
+        (b"((.", "g.pt cannot be read: "),
+        (b"\x80\x02]ctorch_geometric.data.data\nData\n)\x81a.", "g.pt, graph 0: not a whole PyG Data"),
+    ],
+)
+def test_refuses_pickles_of_any_bytes(tmp_path, code, message):
+    torch.save([graph()], tmp_path / "whole.pt")
+    with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "g.pt", "w") as other:
+        for name in whole.namelist():
+            other.writestr(name, code if name.endswith("data.pkl") else whole.read(name))
+    with pytest.raises(ValueError, match=message):
+        load_custom(tmp_path / "g.pt")
+
+
+def test_refuses_archives_of_another_kind(tmp_path):
+    torch.save([graph()], tmp_path / "g.pt")
+    content = bytearray((tmp_path / "g.pt").read_bytes())
+    content[content.index(b"PK\x01\x02") + 6] = (
+        99  # the release of zip that it takes to read the first member
+    )
+    (tmp_path / "g.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"g.pt is not a file of torch.save: zip file version"):
+        load_pt(tmp_path / "g.pt")

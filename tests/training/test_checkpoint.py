@@ -84,3 +84,26 @@ def test_states_that_cannot_be_read(tmp_path):
     torch.save({"format": 1, "call": print}, tmp_path / "state.pt")
     with pytest.raises(UserError, match=r"state.pt is damaged"):
         read_state(tmp_path)
+
+
+class Registered:
+    """As PyG's ClusterData, which torch.load may call: it reads the file that it is given."""
+
+    called = False
+
+    def __init__(self):
+        Registered.called = True
+
+    def __reduce__(self):
+        return Registered, ()
+
+
+def test_what_other_packages_have_registered_is_not_called(tmp_path):
+    torch.save({"format": 1, "x": Registered()}, tmp_path / "state.pt")
+    Registered.called = False
+    with (
+        torch.serialization.safe_globals([Registered]),
+        pytest.raises(UserError, match=r"state.pt is damaged \(it holds .*Registered\)"),
+    ):
+        read_state(tmp_path)
+    assert not Registered.called

@@ -1,9 +1,5 @@
 """Graphs from a list of PyG `Data`, or from a `.pt` file that holds such a list."""
 
-import pickle
-import pickletools
-import re
-import zipfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,34 +9,32 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
+from sfiformer.pickles import foreign_names
+
 from .record import Record, Rows
 
-# All that a saved list of Data needs. Importing PyG registers more classes with torch.load, some of whose
-# constructors touch files, so the names in the file are checked against this list before it is loaded.
+# All that a saved list of Data needs beside tensors.
 _CLASSES = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
-_ALLOWED = {f"{cls.__module__} {cls.__qualname__}" for cls in _CLASSES} | {
-    "collections OrderedDict",
-    "torch Size",
-    "torch._utils _rebuild_tensor_v2",
-    "torch._utils _rebuild_tensor_v3",
-    "torch.storage UntypedStorage",
-}
-_DTYPE = re.compile(r"torch (\w+Storage|u?int\d+|b?float\d+|bool)")
+_ALLOWED = {f"{cls.__module__} {cls.__qualname__}" for cls in _CLASSES}
 
 
 def load_pt(path: Path) -> list[Data]:
     """The list of `Data` in a file, read without running any code from it."""
     remedy = "save it with torch.save([Data(...), ...], path), tensors only"
-    foreign = _names(path) - _ALLOWED
-    foreign = {name for name in foreign if not _DTYPE.fullmatch(name)}
+    try:
+        foreign = foreign_names(path, _ALLOWED)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a file of torch.save: {error}") from None
     if foreign:
-        what = ", ".join(sorted(name.replace(" ", ".") for name in foreign))
+        what = ", ".join(foreign)
         raise ValueError(f"{path} is refused: it holds {what}, and only PyG Data is read; {remedy}")
     try:
         with torch.serialization.safe_globals(_CLASSES):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, AttributeError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except OSError:
+        raise
+    except Exception as error:  # a pickle that is none has all kinds of errors
+        reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
         raise ValueError(f"{path} cannot be read: {reason}; {remedy}") from None
     graphs = [content] if isinstance(content, Data) else content
     if not isinstance(graphs, list | tuple) or not all(isinstance(graph, Data) for graph in graphs):
@@ -57,26 +51,10 @@ def rows(graphs: Sequence[Data], name: str, split_column: str = "split") -> Rows
 def _parse(graph: Data, split_column: str) -> Record:
     if not isinstance(graph, Data):
         raise ValueError(f"a {type(graph).__name__}, not a PyG Data")
-    fields = graph.to_dict()
+    try:
+        fields = graph.to_dict()
+    except (RuntimeError, AttributeError):
+        raise ValueError("not a whole PyG Data, or one of another release of PyG; make it anew") from None
     if split_column != "split":
         fields["split"] = fields.pop(split_column, None)
     return Record.from_fields(fields)
-
-
-def _names(path: Path) -> set[str]:
-    """Every class and function that the pickle inside a torch.save archive names; nothing is run."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            # PyTorch's zip reader does not mind the case of names: any second one is refused.
-            members = [name for name in archive.namelist() if name.lower().endswith("data.pkl")]
-            if len(members) != 1:
-                raise ValueError(f"{len(members)} members called data.pkl")
-            code = archive.read(members[0])
-        operations = list(pickletools.genops(code))
-    except (zipfile.BadZipFile, ValueError, zipfile.LargeZipFile, EOFError) as error:
-        raise ValueError(f"{path} is not a file of torch.save: {error}") from None
-    names = {str(argument) for opcode, argument, _ in operations if opcode.name in ("GLOBAL", "INST")}
-    # torch.save writes protocol 2, which names everything in place; later protocols name by the stack.
-    if any(opcode.name in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4") for opcode, _, _ in operations):
-        names.add("something named by a pickle protocol that torch.save does not write")
-    return names

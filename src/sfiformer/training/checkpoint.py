@@ -18,7 +18,6 @@ import os
 import re
 import secrets
 import shutil
-import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +31,7 @@ from sfiformer.errors import UserError
 from sfiformer.files import sync_folder, whole_file, whole_folder
 from sfiformer.nn.model import SFiFormer
 from sfiformer.nn.pretrained import Pretrained
+from sfiformer.pickles import foreign_names
 
 FORMAT = 1
 STATE = "state.pt"
@@ -180,8 +180,9 @@ def read_state(folder: Path) -> dict[str, Any]:
     """
     path = folder / STATE
     try:
-        with warnings.catch_warnings(action="ignore"):  # of what another file than a state looks like
-            state = torch.load(path, map_location="cpu", weights_only=True)
+        if foreign := foreign_names(path):
+            raise ValueError(f"it holds {', '.join(foreign)}")
+        state = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise ValueError("it is not a state of this release")
     except FileNotFoundError:
