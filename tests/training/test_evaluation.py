@@ -127,6 +127,9 @@ def test_what_cannot_be_evaluated_is_told(run_on, tmp_path):
     unlabelled.write_text("".join(json.dumps({**graph, "y": None}) + "\n" for graph in lines))
     with pytest.raises(UserError, match=r"unlabelled.jsonl has no labels to evaluate against"):
         evaluate(result.run, data=unlabelled, device="cpu")
+    for size in (0, -3):
+        with pytest.raises(UserError, match=f"the batch size is {size}; it must be at least 1"):
+            evaluate(result.run, batch_size=size, device="cpu")
     with pytest.raises(UserError, match="there is no device 'gpu'; choose auto, cpu or cuda"):
         evaluate(result.run, device="gpu")
     with pytest.raises(UserError, match="has no split 'test'; it has train, val"):

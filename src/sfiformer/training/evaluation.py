@@ -93,6 +93,8 @@ def evaluate(
         batch_size: graphs at a time; None for the run's own.
         device: "cpu", "cuda", …; "auto" for a GPU where there is one.
     """
+    if batch_size is not None and batch_size < 1:
+        raise UserError(f"the batch size is {batch_size}; it must be at least 1")
     folder = RunFolder(run)
     config = folder.config()
     task, _, standardizer = folder.task()
