@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from packing import packed
+from packing import offsets, packed
 from sfiformer import SFiAttention, sfi_attention
 
 
@@ -66,16 +66,17 @@ def test_layer(arguments):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
-def test_layer_by_inductor():
-    _compare_layer("inductor", {})
+@pytest.mark.parametrize("sizes", [(8, 0, 1, 11), (1,)])
+def test_layer_by_inductor(sizes):
+    _compare_layer("inductor", {}, sizes)
 
 
-def _compare_layer(backend, arguments):
+def _compare_layer(backend, arguments, sizes=(8, 0, 1, 11)):
     torch.manual_seed(0)
-    layer = SFiAttention(16, 2, **arguments)
-    x = torch.randn(20, 16, requires_grad=True)
-    edge_index = torch.randint(20, (2, 50))
-    ptr = torch.tensor([0, 8, 8, 9, 20])
+    layer, nodes = SFiAttention(16, 2, **arguments), sum(sizes)
+    x = torch.randn(nodes, 16, requires_grad=True)
+    edge_index = torch.randint(nodes, (2, 50))
+    ptr = offsets(sizes)
     expected = layer(x, edge_index, ptr)
     out = torch.compile(layer, fullgraph=True, backend=backend)(x, edge_index, ptr)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)

@@ -41,8 +41,8 @@ class Adjacency(NamedTuple):
         counts = torch.ones_like(order.source, dtype=dtype)
         counts.index_copy_(0, others, (pairs[1:] != pairs[:-1]).to(dtype))
         counts *= order.source != order.target
-        # Whole numbers: exact in any order.
-        degree = counts.new_ones(nodes).index_add_(0, order.target, counts)
+        # Whole numbers: exact in any order. (Of index_add_ to a single number PyTorch's compiler fails.)
+        degree = counts.new_ones(nodes).scatter_add_(0, order.target, counts)
         root = degree.rsqrt()
         weight = counts * root.index_select(0, order.source) * root.index_select(0, order.target)
         return cls(order, weight, 1 / degree)
