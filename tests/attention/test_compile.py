@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from packing import offsets, packed
-from sfiformer import SFiAttention, sfi_attention
+from sfiformer import SFiAttention, dfi_attention, sfi_attention
+from sfiformer.attention import dense
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +61,53 @@ def test_dropout():
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"friction": "tied"}, {"lam_scaling": "graph"}])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_dense_attention_over_batches_of_other_sizes(dtype):
+    compiled = torch.compile(dfi_attention, fullgraph=True, backend="aot_eager")
+    for sizes in ((5, 0, 1, 9), (4, 4), (13,), (3, 3)):
+        q, k, v, *_, ptr = packed(sizes, value_width=5, dtype=dtype).leaves()
+        out, expected = (attention(q, k, v, ptr) for attention in (compiled, dfi_attention))
+        torch.testing.assert_close(out, expected)
+        got, true = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, expected))
+        torch.testing.assert_close(got, true)
+
+
+def test_dense_attention_of_one_large_graph_comes_in_blocks_of_rows(monkeypatch):
+    inputs = packed((7, 3, 7), dtype=torch.float64).leaves()
+    q, k, v, *_, ptr = inputs
+    expected = dfi_attention(q, k, v, ptr)
+    monkeypatch.setattr(dense, "CHUNK_SIZE", 40)
+    out = torch.compile(dfi_attention, fullgraph=True, backend="aot_eager")(q, k, v, ptr)
+    torch.testing.assert_close(out, expected)
+    got, true = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, expected))
+    torch.testing.assert_close(got, true)
+
+
+def test_dropout_of_dense_attention():
+    """The same seed, the same mask: compiled or not, forward and backward."""
+    q, k, v, *_, ptr = packed((20, 20, 3)).leaves()
+
+    def attend(q, k, v):
+        return dfi_attention(q, k, v, ptr, dropout_p=0.5)
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    found = []
+    for attention in (attend, compiled):
+        torch.manual_seed(1)
+        out = attention(q, k, v)
+        found.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
+    torch.testing.assert_close(*found)
+    assert not torch.equal(compiled(q, k, v), out)
+
+
+def test_dense_attention_still_looks():
+    q, k, v, *_ = packed((5, 4))
+    compiled = torch.compile(dfi_attention, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="ptr must end at the number of nodes, 9, got 8"):
+        compiled(q, k, v, torch.tensor([0, 5, 8]))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"friction": "tied"}, {"lam_scaling": "graph"}, {"mode": "dfi"}])
 def test_layer(arguments):
     _compare_layer("aot_eager", arguments)
 
@@ -96,3 +143,11 @@ def test_operator(dtype, potential, dropout_p):
     seed = torch.tensor(11)
     arguments = (*inputs, lam, seed, 0.1, potential, 0.5, dropout_p, None, True)
     torch.library.opcheck(torch.ops.sfiformer.packed_attention.default, arguments)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dense_operator(dtype, dropout_p):
+    q, k, v, *_, ptr = packed((3, 0, 1, 4), width=4, value_width=3, dtype=dtype).leaves()
+    arguments = (q, k, v, ptr, torch.tensor(11), 0.5, dropout_p, None, True)
+    torch.library.opcheck(torch.ops.sfiformer.dense_attention.default, arguments)
