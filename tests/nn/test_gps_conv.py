@@ -133,11 +133,11 @@ def test_adjacency_as_a_sparse_matrix(layer, layout):
 
 
 @pytest.mark.parametrize("with_batch", [True, False])
-def test_compiled(with_batch):
-    """Whole, but where the sizes of several graphs are read off their nodes."""
+@pytest.mark.parametrize("attention", [{}, {"mode": "dfi"}, {"lam_scaling": "graph"}])
+def test_compiled_whole(attention, with_batch):
     torch._dynamo.reset()
-    layer = SFiGPSConv(8, _gin(8), heads=2).eval()
-    compiled = torch.compile(layer, fullgraph=not with_batch, backend="aot_eager")
+    layer = SFiGPSConv(8, _gin(8), heads=2, attn_kwargs=attention).eval()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for sizes in ((5, 1, 8), (4, 4), (9,), (3, 2, 2, 6)):
         data, x = _batch(sizes), torch.randn(sum(sizes), 8, requires_grad=True)
         batch = data.batch * 7 if with_batch else None  # names of graphs may leave out numbers
@@ -146,6 +146,20 @@ def test_compiled(with_batch):
         got, true = (torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected))
         torch.testing.assert_close(got, true, atol=1e-4, rtol=1e-3)
     torch._dynamo.reset()
+
+
+def test_compiled_it_still_looks_at_the_batch():
+    torch._dynamo.reset()
+    compiled = torch.compile(SFiGPSConv(8, None), fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="batch must be sorted"):
+        compiled(torch.randn(4, 8), torch.empty(2, 0, dtype=torch.int64), torch.tensor([0, 1, 0, 1]))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("batch", [[0, 0, 1, 4], [0], []])
+def test_operator(batch):
+    batch = torch.tensor(batch, dtype=torch.int64)
+    torch.library.opcheck(torch.ops.sfiformer.starts.default, (batch,))
 
 
 def test_one_graph_needs_no_batch():

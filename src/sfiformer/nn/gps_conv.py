@@ -13,6 +13,7 @@ from torch_geometric.typing import Adj
 from torch_geometric.utils import is_sparse, to_edge_index
 
 from sfiformer.attention import SFiAttention
+from sfiformer.operators import operator
 
 
 class SFiGPSConv(nn.Module):
@@ -111,6 +112,18 @@ def _offsets(batch: Tensor | None, x: Tensor) -> Tensor:
         raise ValueError(
             f"batch must name the graph of each of the {len(x)} nodes, got shape {list(batch.shape)}"
         )
+    return _starts(batch)
+
+
+@operator("sfiformer::starts")
+def _starts(batch: Tensor) -> Tensor:
+    """The same of one graph at least, as an operator: the compiler cannot know how many there are, and need not."""
     if batch.device.type == "cpu" and bool((batch.diff() < 0).any()):
         raise ValueError("batch must be sorted, as in PyG's Batch: nodes of one graph stand together")
-    return torch.cat([batch.new_zeros(1), batch.bincount().cumsum(0)])
+    sizes = batch.bincount(minlength=1)
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+
+@_starts.register_fake
+def _(batch: Tensor) -> Tensor:
+    return batch.new_empty(torch.library.get_ctx().new_dynamic_size(min=2), dtype=torch.int64)
