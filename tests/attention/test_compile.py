@@ -145,6 +145,19 @@ def test_operator(dtype, potential, dropout_p):
     torch.library.opcheck(torch.ops.sfiformer.packed_attention.default, arguments)
 
 
+@pytest.mark.parametrize("name", ["packed_attention", "dense_attention"])
+def test_operators_of_heads_that_lie_apart(name):
+    """Whatever the strides of the inputs, the compiler is told those that the outputs have."""
+    inputs = [x.transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in packed((3, 1, 4))[:5]]
+    ptr, seed = offsets((3, 1, 4)), torch.tensor(11)
+    lam = torch.full((3,), 0.1, dtype=torch.float64, requires_grad=True)
+    arguments = {
+        "packed_attention": (*inputs, ptr, lam, seed, 0.1, False, 0.5, 0.0, None, True),
+        "dense_attention": (*inputs[:3], ptr, seed, 0.5, 0.0, None, True),
+    }[name]
+    torch.library.opcheck(getattr(torch.ops.sfiformer, name).default, arguments)
+
+
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dense_operator(dtype, dropout_p):

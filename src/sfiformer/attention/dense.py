@@ -159,7 +159,7 @@ def _whole_backward(
             of_values.baddbmm_(left.mT, grad)
             of_keys.baddbmm_(of_scores.mT, queries)
             of_queries[:, chunk.rows] = of_scores @ keys * scale
-    of_q, of_k, of_v = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    of_q, of_k, of_v = (x.new_zeros(x.shape) for x in (q, k, v))
     for packed, here in zip((of_q, of_k, of_v), grads, strict=True):
         order.put(packed, here)
     return of_q, of_k, of_v
@@ -167,12 +167,12 @@ def _whole_backward(
 
 @_whole.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> Tensor:
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
+    return v.new_empty(v.shape)
 
 
 @_whole_backward.register_fake
 def _(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:3])
+    return tuple(x.new_empty(x.shape) for x in inputs[:3])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -124,7 +124,7 @@ def packed_attention_backward(
 def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     work = torch.promote_types(q.dtype, torch.float32)
     return (
-        torch.empty_like(v),
+        v.new_empty(v.shape),
         q.new_empty(q.shape[:2], dtype=work),
         q.new_empty(q.shape[:2], dtype=torch.int64),
     )
@@ -142,7 +142,7 @@ def _(
     lam: Tensor,
     *args: Any,
 ) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(x) for x in (q, k, v, q_friction, k_friction, lam))
+    return *(x.new_empty(x.shape) for x in (q, k, v, q_friction, k_friction)), torch.empty_like(lam)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
