@@ -134,6 +134,22 @@ def _compare_layer(backend, arguments, sizes=(8, 0, 1, 11)):
     torch.testing.assert_close(got, true, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"lam_scaling": "graph"}, {"mode": "dfi"}, {"attention": False}])
+def test_export_for_batches_of_all_sizes(arguments):
+    torch.manual_seed(0)
+    layer = SFiAttention(16, 2, **arguments).eval()
+
+    def batch(*sizes):
+        return torch.randn(sum(sizes), 16), torch.randint(sum(sizes), (2, 3 * sum(sizes))), offsets(sizes)
+
+    open_size = torch.export.Dim.DYNAMIC
+    dynamic = ({0: open_size}, {1: open_size}, {0: open_size})
+    exported = torch.export.export(layer, batch(8, 0, 1, 11), dynamic_shapes=dynamic).module()
+    for sizes in ((8, 0, 1, 11), (4, 5), (2, 300)):
+        inputs = batch(*sizes)
+        torch.testing.assert_close(exported(*inputs), layer(*inputs))
+
+
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 @pytest.mark.parametrize("potential", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

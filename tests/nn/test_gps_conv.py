@@ -156,6 +156,21 @@ def test_compiled_it_still_looks_at_the_batch():
     torch._dynamo.reset()
 
 
+def test_export_for_batches_of_all_sizes():
+    layer = SFiGPSConv(8, _gin(8), heads=2).eval()
+
+    def inputs(sizes):
+        data = _batch(sizes)
+        return torch.randn(sum(sizes), 8), data.edge_index, data.batch
+
+    open_size = torch.export.Dim.DYNAMIC
+    dynamic = ({0: open_size}, {1: open_size}, {0: open_size})
+    exported = torch.export.export(layer, inputs((5, 1, 8)), dynamic_shapes=dynamic).module()
+    for sizes in ((5, 1, 8), (4, 4), (9,)):
+        given = inputs(sizes)
+        torch.testing.assert_close(exported(*given), layer(*given), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("batch", [[0, 0, 1, 4], [0], []])
 def test_operator(batch):
     batch = torch.tensor(batch, dtype=torch.int64)

@@ -56,7 +56,7 @@ def dfi_attention(
         None,
         None,
         ptr,
-        torch.zeros(len(ptr) - 1, device=q.device),
+        torch.zeros(ptr.shape[0] - 1, device=q.device),
         alpha=math.inf,
         potential=False,
         scale=scale,

@@ -105,10 +105,10 @@ def sfi_attention(
 
 def _per_graph(lam: float | Tensor, ptr: Tensor, like: Tensor) -> Tensor:
     """λ as one number for each graph, [graphs]."""
-    graphs = len(ptr) - 1
+    graphs = ptr.shape[0] - 1
     if not isinstance(lam, Tensor):
         return torch.full((graphs,), float(lam), dtype=torch.float64, device=like.device)
-    if lam.numel() not in (1, graphs) or lam.dim() > 1:
+    if lam.numel() not in (graphs, 1) or lam.dim() > 1:
         raise ValueError(
             f"lam must be a number or one value for each of the {graphs} graphs, got a {checks.describe(lam)}"
         )

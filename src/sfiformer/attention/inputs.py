@@ -61,7 +61,7 @@ def as_offsets(ptr: Tensor) -> Tensor:
     whole = isinstance(ptr, Tensor) and not (
         ptr.is_floating_point() or ptr.is_complex() or ptr.dtype == torch.bool
     )
-    if not whole or ptr.dim() != 1 or len(ptr) < 1:
+    if not whole or ptr.dim() != 1 or ptr.shape[0] < 1:
         given = f"a {checks.describe(ptr)}" if isinstance(ptr, Tensor) else repr(ptr)
         raise ValueError(f"ptr must be a tensor of integer offsets, [graphs + 1], got {given}")
     return ptr.long()

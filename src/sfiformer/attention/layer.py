@@ -229,7 +229,7 @@ class SFiAttention(nn.Module):
         if self.mode == "dfi":
             return dfi_attention(q, k, values, ptr, **options)
         strengths = ahead(
-            x, lambda: self.strengths(ptr, x, sizes).for_each(len(ptr) - 1), self.raw_lam_factor
+            x, lambda: self.strengths(ptr, x, sizes).for_each(ptr.shape[0] - 1), self.raw_lam_factor
         )
         options |= strengths._asdict()
         out = sfi_attention(q, k, values, q_friction, k_friction, ptr, **options)
@@ -303,7 +303,7 @@ class SFiAttention(nn.Module):
         return (here if self.training else torch.where(self.largest > 0, self.largest, here)).expand_as(sizes)
 
     def _along_edges(self, y: Tensor, edge_index: Tensor, adjacency: Adjacency | None) -> Tensor:
-        return (adjacency or Adjacency.of(edge_index, len(y), y.dtype)).matmul(y)
+        return (adjacency or Adjacency.of(edge_index, y.shape[0], y.dtype)).matmul(y)
 
     def extra_repr(self) -> str:
         parts = [f"{self.dim}, heads={self.heads}, mode={self.mode!r}"]

@@ -60,9 +60,9 @@ def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
         weight, bias = joined(layers, x, parts)
         width = len(weight) // (len(layers) * parts)
         x = widened(x, weight.size(1))
-        odd = x.size(1) % 2 and x.device.type == "cpu" and len(x) >= MANY
+        odd = x.size(1) % 2 and x.device.type == "cpu" and x.size(0) >= MANY
         product = F.linear(*_evened(x, weight, bias)) if odd else F.linear(x, weight, bias)
-    return product.view(len(x), len(layers), parts, width)
+    return product.view(x.size(0), len(layers), parts, width)
 
 
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
@@ -74,7 +74,7 @@ def _evened(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of odd length, slow to multiply on a CPU, with a one and zeros behind them; the bias is the weight of the one."""
     one = F.pad(x.new_ones(1, 1), (0, -(x.size(1) + 1) % MULTIPLE))
     bias = F.pad(bias.unsqueeze(1), (0, one.size(1) - 1))
-    return torch.cat([x, one.expand(len(x), -1)], dim=1), torch.cat([weight, bias], dim=1)
+    return torch.cat([x, one.expand(x.size(0), -1)], dim=1), torch.cat([weight, bias], dim=1)
 
 
 def joined(

@@ -107,7 +107,7 @@ def _edges(edge_index: Adj) -> Tensor:
 def _offsets(batch: Tensor | None, x: Tensor) -> Tensor:
     """Where each graph starts, [graphs + 1], from the graph of each node."""
     if batch is None:
-        return torch.tensor([0, len(x)], device=x.device)
+        return torch.tensor([0, x.size(0)], device=x.device)
     if batch.shape != x.shape[:1]:
         raise ValueError(
             f"batch must name the graph of each of the {len(x)} nodes, got shape {list(batch.shape)}"
