@@ -24,7 +24,7 @@ from sfiformer.attention.inputs import (
     require_choice,
     require_count,
 )
-from sfiformer.attention.widths import by_parts, joined, resized, wide, widened
+from sfiformer.attention.widths import by_parts, is_plain, joined, resized, wide, widened
 from sfiformer.branches import ahead
 from sfiformer.flow import Proximal, checks
 from sfiformer.flow.problem import Solver
@@ -165,6 +165,8 @@ class SFiAttention(nn.Module):
             sizes: what `graph_sizes` makes of ``ptr``, likewise.
         """
         ptr = as_offsets(ptr)
+        if not is_plain(self.out):
+            return self._as_written(x, edge_index, ptr, max_nodes, adjacency, sizes)
         in_kernel = self._ends_in_kernel(x)
         weight, bias = joined([self.out], x, in_parts=self.heads, bias_elsewhere=in_kernel)
         if not self.attention:
@@ -187,6 +189,32 @@ class SFiAttention(nn.Module):
                 out = F.linear(flowed, weight, bias)
         out = resized(out, self.dim)
         return out if self.norm is None else self.norm(out)
+
+    def _as_written(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        ptr: Tensor,
+        max_nodes: int | None,
+        adjacency: Adjacency | None,
+        sizes: Tensor | None,
+    ) -> Tensor:
+        """The equation from the inside out, for an output layer that is more than its weight and bias."""
+        if self.attention:
+            scores, values = self._scores_and_values(x)
+            mixed = far = self._heads(self._flow(x, scores, values, ptr, max_nodes, sizes))
+        else:
+            values = by_parts(x, [self.value], self.heads)[:, 0]
+        if self.adjacency:
+            mixed = near = self._along_edges(self._heads(values), edge_index, adjacency)
+            if self.attention:
+                mixed = torch.lerp(near, far, (self.gamma / (1 + self.gamma)).to(near.dtype))
+        out = self.out(mixed)
+        return out if self.norm is None else self.norm(out)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Heads side by side, without padding: [nodes, heads, …] → [nodes, heads · head_width]."""
+        return x[..., : self.head_width].flatten(1)
 
     def _ends_in_kernel(self, x: Tensor) -> bool:
         """What follows the products is one kernel for parameters in float32, and for rows that stay on chip."""

@@ -5,7 +5,7 @@ change nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -42,13 +42,25 @@ def resized(x: Tensor, width: int) -> Tensor:
     return x[:, :width] if width < x.size(1) else widened(x, width)
 
 
-def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
+def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a layer is its weight and bias and no more: no other class (adapted, quantised, parametrised) and no hooks."""
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return type(layer) is nn.Linear and layer.bias is not None and not any(hooks)
+
+
+def by_parts(x: Tensor, layers: Sequence[nn.Module], parts: int = 1) -> Tensor:
     """What several layers make of x, in equal parts each, as one product: [N, layers, parts, width].
 
     Behind each part are zero columns where the device likes another width. On a GPU, and on a CPU where x has many rows of odd
     length, the bias is the weight of a column of ones: its gradient, a sum over all rows, is then part of the product that the
-    weight's is.
+    weight's is. Layers that are not plain are called, one by one.
     """
+    plain = [layer for layer in layers if is_plain(layer)]
+    if len(plain) < len(layers):
+        made = [layer(x[:, : getattr(layer, "in_features", x.size(1))]) for layer in layers]
+        product = torch.stack(made, dim=1).unflatten(2, (parts, -1))
+        return widened(product, wide(product.size(3), x))
+    layers = plain
     if usable(x) and len(layers) <= MOST:
         out, inner = layers[0].weight.shape
         width, wide_in, dtype = wide(out // parts, x), wide(inner + 1, x), _of_products(x, layers)
@@ -57,7 +69,7 @@ def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
         weight, _ = ahead(x, lambda: _joined(weights, biases, *sizes), *weights, *biases)
         product = F.linear(_resized(x, wide_in, dtype, inner, True), weight)
     else:
-        weight, bias = joined(layers, x, parts)
+        weight, bias = joined(plain, x, parts)
         width = len(weight) // (len(layers) * parts)
         x = widened(x, weight.size(1))
         odd = x.size(1) % 2 and x.device.type == "cpu" and x.size(0) >= MANY
@@ -65,7 +77,7 @@ def by_parts(x: Tensor, layers: Sequence[nn.Linear], parts: int = 1) -> Tensor:
     return product.view(x.size(0), len(layers), parts, width)
 
 
-def linear(x: Tensor, layer: nn.Linear) -> Tensor:
+def linear(x: Tensor, layer: nn.Module) -> Tensor:
     """What one layer makes of x [N, …], of which it takes the first columns: [N, width], zero columns behind it likewise."""
     return by_parts(x, [layer]).flatten(1)
 

@@ -158,13 +158,11 @@ class LapPE(nn.Module):
         pairs = graphs.spread(torch.stack([signs, values], dim=-1))  # [N, k, 2]
         pairs[..., 0].mul_(vectors)
         absent = pairs.isnan().any(-1, keepdim=True)  # [N, k, 1]
-        pairs = pairs.masked_fill(absent, 0.0).to(next(self.phi.parameters()).dtype)
+        pairs = pairs.masked_fill(absent, 0.0).to(_dtype(self.phi))
         return self._phi(pairs.flatten(0, 1)).view(*vectors.shape, self.dim).masked_fill(absent, 0.0).sum(1)
 
     def _phi(self, pairs: Tensor) -> Tensor:
         first, activation, last, _ = self.phi
-        assert isinstance(first, nn.Linear)
-        assert isinstance(last, nn.Linear)
         return activation(resized(linear(activation(linear(pairs, first)), last), self.dim))
 
     def extra_repr(self) -> str:
@@ -197,7 +195,7 @@ class FeatureEncoder(nn.Module):
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, Structure]:
         edge_index = batch.edge_index
         graphs = Partition.of(batch, batch.num_nodes, edge_index.device)
-        dtype = next(self.node.parameters()).dtype
+        dtype = _dtype(self.node)
         branches = Branches("encoding", edge_index)  # edges and positions beside nodes
         with branches.next(edge_index):
             order, adjacency = self._neighbours(batch, dtype)
@@ -275,3 +273,9 @@ def _feature_encoder(config: ModelConfig, kind: Literal["node", "edge"], dim: in
         if sizes is not None:
             return (LinearEncoder if encoder == "linear" else EmbeddingSum)(sizes, dim, field)
     raise ValueError(f"{missing} is not set: give it, or fill it in from the data with ModelConfig.fitted")
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    """Of a module's parameters; a quantised one and a replica have none."""
+    first = next(module.parameters(), None)
+    return torch.get_default_dtype() if first is None else first.dtype

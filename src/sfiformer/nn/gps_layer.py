@@ -50,9 +50,7 @@ class FeedForward(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         first, activation, dropout, last = self
-        assert isinstance(first, nn.Linear)
-        assert isinstance(last, nn.Linear)
-        return resized(linear(dropout(activation(linear(x, first))), last), last.out_features)
+        return resized(linear(dropout(activation(linear(x, first))), last), x.size(1))
 
 
 class GPSLayer(nn.Module):

@@ -19,7 +19,7 @@ class MLP(nn.Module):
         self, dim: int, outputs: int, layers: int, *, activation: str, dropout: float, l2norm: bool
     ) -> None:
         super().__init__()
-        self.dropout, self.l2norm = dropout, l2norm
+        self.outputs, self.dropout, self.l2norm = outputs, dropout, l2norm
         self.hidden = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers - 1))
         self.activation = ACTIVATIONS[activation]()
         self.out = nn.Linear(dim, outputs)
@@ -27,11 +27,10 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # At widths that the device likes: the columns behind a layer's own are 0, and stay so.
         for layer in self.hidden:
-            assert isinstance(layer, nn.Linear)
             x = self.activation(linear(dropped(x, self.dropout, self.training), layer))
             if self.l2norm:
                 x = F.normalize(x, dim=-1)
-        return resized(linear(dropped(x, self.dropout, self.training), self.out), self.out.out_features)
+        return resized(linear(dropped(x, self.dropout, self.training), self.out), self.outputs)
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, l2norm={self.l2norm}"
