@@ -172,6 +172,21 @@ def test_half_precision(make_batch):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("preset", ["pascalvoc-sp", "coco-sp", "peptides-func", "mnist"])
+@pytest.mark.parametrize("training", [True, False])
+def test_parameters_in_half_precision(make_batch, preset, dtype, training):
+    quiet = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0, "sign_flip": False}
+    model = SFiFormer.from_preset(preset, layers=2, dim=24, **quiet).train(training)
+    batch = make_batch(model.config)
+    expected = model(batch)
+    out = model.to(dtype)(batch)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), expected, atol=0.05, rtol=0.05)
+    out.float().square().mean().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
 def test_open_settings_are_named():
     with pytest.raises(ValueError, match="head is not set"):
         SFiFormer.from_preset("custom")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -58,7 +59,9 @@ class GraphHead(nn.Module):
         self.mlp, self.pooling = mlp, pooling
 
     def forward(self, x: Tensor, graphs: Partition, batch: Any) -> Tensor:
-        return self.mlp(graphs.mean(x) if self.pooling == "mean" else graphs.sum(x))
+        pooled = graphs.mean(x) if self.pooling == "mean" else graphs.sum(x)
+        # Of half precision it is in float32, which autocast casts; a model that is itself in half precision does not.
+        return self.mlp(pooled if torch.is_autocast_enabled(x.device.type) else pooled.to(x.dtype))
 
     def extra_repr(self) -> str:
         return f"pooling={self.pooling}"

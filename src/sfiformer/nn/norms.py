@@ -89,6 +89,8 @@ class BatchNorm(nn.BatchNorm1d):
         return self.running_mean, self.running_var, self.num_batches_tracked
 
     def _normalise(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        if torch.promote_types(x.dtype, self.weight.dtype) != self.weight.dtype:
+            x = x.to(self.weight.dtype)  # PyTorch takes no parameters narrower than x
         if self.training and (self.across_ranks or rows is not None):
             return self._over_real_rows(x, rows)
         if self.training and x.size(0) < 2:
