@@ -104,6 +104,27 @@ def test_empty_and_one_node_graphs(sizes, solver):
     assert all(x.grad is None or bool(x.grad.isfinite().all()) for x in inputs[:5])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "strengths",
+    [
+        {"lam": 1e300, "alpha": math.inf},
+        {"lam": 1e300, "alpha": 0.1},
+        {"lam": 1e40, "scaling": "potential"},
+        {"lam": 0.05, "alpha": 5e-324},
+        {"lam": 0.0, "alpha": 1e-40},
+        {"lam": 0.05, "alpha": 1e300},
+    ],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_strengths_beyond_float32(strengths, dtype):
+    inputs = packed((4, 1, 6), dtype=dtype).leaves()
+    out = attend(inputs, **strengths)
+    expected, _ = attend(inputs, return_flows=True, **strengths)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), inputs[:5]))
+
+
 def test_no_flow_pays():
     inputs = packed((4, 6)).leaves()
     out = attend(inputs, lam=100.0, alpha=1e-4)

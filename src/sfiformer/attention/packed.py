@@ -6,6 +6,7 @@ are kept, η and the pivot of its active set; with them the flows are recomputed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -199,7 +200,9 @@ def _problem(chunk: Chunk, parts: list[Tensor], lam: Tensor, alpha: float, poten
     q, k, _, q_friction, k_friction = parts
     s = q[:, chunk.rows] @ k.mT
     u = q_friction[:, chunk.rows] @ k_friction.mT
-    lam = lam[chunk.graphs].to(s.dtype).repeat_interleave(len(s) // len(chunk.graphs))
+    kind = torch.finfo(s.dtype)  # in which λ and α stay numbers, whatever they were in float64
+    lam = lam[chunk.graphs].to(s.dtype).clamp_(max=kind.max).repeat_interleave(len(s) // len(chunk.graphs))
+    alpha = math.inf if alpha > kind.max else max(alpha, kind.tiny)
     return _Problem(s, u, lam, alpha, potential)
 
 
