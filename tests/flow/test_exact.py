@@ -103,6 +103,17 @@ def test_mask_leaves_the_other_resistances(lam, alpha):
         np.testing.assert_allclose(z[i, mask[i]], expected, atol=1e-9)
 
 
+@pytest.mark.parametrize("masked", [1.0, 0.0, -1.0, math.inf, math.nan])
+def test_resistances_of_a_row_without_links_are_not_looked_at(masked):
+    mask = torch.tensor([[True, True, False], [False, False, False]])
+    r, f = (torch.rand(2, 3, dtype=torch.float64).add(0.1).masked_fill(~mask, masked) for _ in range(2))
+    z = solve_flows(r.requires_grad_(), f.requires_grad_(), lam=0.1, alpha=0.3, mask=mask)
+    assert not z[~mask].any()
+    for gradient in torch.autograd.grad(z.sum(), (r, f)):
+        assert gradient.isfinite().all()
+        assert not gradient[~mask].any()
+
+
 @pytest.mark.parametrize("masked", [1.0, -math.inf, math.nan])
 @pytest.mark.parametrize("solver", ["exact", "proximal"])
 def test_a_row_without_links_has_no_flow_and_no_gradient(solver, masked):

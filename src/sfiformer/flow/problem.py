@@ -53,9 +53,10 @@ def solve_flows(
     look = checks.wanted(check, resistance)
     mask, empty = _links(mask, resistance)
     if look:
-        linked = resistance.masked_fill(~mask, 1.0)
+        ignored = empty | ~mask
+        linked = resistance.masked_fill(ignored, 1.0)
         checks.require_all((linked > 0) & linked.isfinite(), "resistance", resistance, "positive and finite")
-        linked = friction.masked_fill(~mask, 1.0)
+        linked = friction.masked_fill(ignored, 1.0)
         checks.require_all((linked >= 0) & linked.isfinite(), "friction", friction, "finite and not negative")
     lam_row, alpha_row = _strengths(lam, alpha, resistance, look)
     if resistance.numel() == 0:
