@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 import oracles
 from sfiformer.flow import (
@@ -174,6 +174,37 @@ def test_gradients():
     for order in (1.5, 2.0):
         assert gradcheck(lambda s, order=order: Tsallis(s, order).solve(), (s,))
     assert gradcheck(lambda s, alpha: Entropic(s).solve(alpha), (s, alpha))
+
+
+def test_second_derivatives():
+    s, u = (x.requires_grad_() for x in _scores(2, 2, 5).unbind(0))
+    alpha = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    gradgradcheck(lambda s: Quadratic((-s).softmax(-1)).solve(), s)
+    gradgradcheck(lambda s, u, a: QuadraticL1(s.exp(), u.exp(), 0.05).solve(a), (s, u, alpha))
+    gradgradcheck(lambda s: Capacitated((-s).softmax(-1), 0.4).solve(), s)
+    gradgradcheck(lambda s: Tsallis(s).solve(), s)
+
+
+def test_inference_mode():
+    s = _scores(3, 7)
+    energies = [
+        Quadratic(s.exp()),
+        QuadraticL1(s.exp(), s.exp(), 0.05),
+        Capacitated(s.exp(), 0.4),
+        Tsallis(s),
+    ]
+    for energy in energies:
+        expected = energy.solve()
+        with torch.inference_mode():
+            torch.testing.assert_close(energy.solve(), expected)
+
+
+def test_nan_is_an_error():
+    s = _scores(3, 7)
+    s[1, 2] = math.nan
+    for energy in (Quadratic(s.exp()), Tsallis(s)):
+        with pytest.raises(ValueError, match=r"flow\(mu\) is NaN"):
+            energy.solve()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -85,17 +85,23 @@ class Tsallis(Energy):
 
 
 def solve_energy(energy: Energy, alpha: float | Tensor = math.inf) -> Tensor:
-    """The flows [..., n] of least energy, with gradients for all parameters of the energy and a tensor ``alpha``."""
+    """The flows [..., n] of least energy, with gradients, first and second, for all parameters of the energy and a tensor
+    ``alpha``.
+    """
     checks.require_alpha(alpha, check=not isinstance(alpha, Tensor) or alpha.device.type == "cpu")
     with torch.no_grad():
         mu = _root(energy, alpha)
+    if torch.is_inference_mode_enabled():
+        return energy.flow(mu)
     with torch.enable_grad():
         probe = mu.detach().requires_grad_()
         slope = torch.autograd.grad(_excess(energy, probe, alpha).sum(), probe)[0]
-    # One Newton step at the root: its value stays, its derivative is that of the implicit function.
-    excess = _excess(energy, mu, alpha)
-    moved = mu - torch.where(slope > 0, excess / slope.clamp(min=torch.finfo(slope.dtype).tiny), 0)
-    return energy.flow(moved)
+    # A Newton step at the root: its value stays, its derivative is that of the implicit function; after one more step of that
+    # slope the second derivative is, too.
+    for _ in range(2):
+        excess = _excess(energy, mu, alpha)
+        mu = mu - torch.where(slope > 0, excess / slope.clamp(min=torch.finfo(slope.dtype).tiny), 0)
+    return energy.flow(mu)
 
 
 def _excess(energy: Energy, mu: Tensor, alpha: float | Tensor) -> Tensor:
@@ -125,6 +131,8 @@ def _root(energy: Energy, alpha: float | Tensor) -> Tensor:
     while True:
         middle = low + (high - low) / 2
         if not bool(((middle > low) & (middle < high)).any()):
+            if bool(_excess(energy, high, alpha).isnan().any()):
+                raise ValueError("the energy's flow(mu) is NaN: check its parameters")
             return high
         over = _excess(energy, middle, alpha) >= 0
         high = torch.where(over, middle, high)
