@@ -206,6 +206,21 @@ def test_layer_offsets(mode, ptr):
         layer(torch.randn(4, 8), torch.tensor([[0], [1]]), torch.tensor(ptr))
 
 
+@pytest.mark.parametrize("arguments", [{}, {"mode": "dfi"}, {"attention": False}])
+@pytest.mark.parametrize(
+    "x", [torch.randn(4, 7), torch.randn(4, 9), torch.randn(2, 4, 8), torch.ones(4, 8, dtype=torch.int64)]
+)
+def test_layer_of_other_features(arguments, x):
+    """Narrower ones would else be filled with zeros, and wider ones cut off."""
+    layer, ptr = SFiAttention(8, 2, **arguments), torch.tensor([0, 4])
+    calls = [lambda: layer(x, torch.tensor([[0], [1]]), ptr)]
+    if layer.attention:
+        calls += [lambda: layer.flows(x, ptr), lambda: layer.scores(x)]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"^x must"):
+            call()
+
+
 @pytest.mark.parametrize("mode", ["sfi", "dfi"])
 def test_layer_of_nan(mode):
     layer = SFiAttention(8, 2, mode=mode)

@@ -56,6 +56,12 @@ def require_shapes(dropout_p: float, **tensors: Tensor) -> None:
         raise ValueError(f"dropout_p must be at least 0 and less than 1, got {dropout_p}")
 
 
+def require_nodes(x: Tensor, dim: int) -> None:
+    checks.require_floating("x", x)
+    if x.dim() != 2 or x.shape[1] != dim:
+        raise ValueError(f"x must have the shape [nodes, {dim}], got a {checks.describe(x)}")
+
+
 def as_offsets(ptr: Tensor) -> Tensor:
     """``ptr`` in int64."""
     whole = isinstance(ptr, Tensor) and not (

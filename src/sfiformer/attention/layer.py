@@ -23,6 +23,7 @@ from sfiformer.attention.inputs import (
     graph_sizes,
     require_choice,
     require_count,
+    require_nodes,
 )
 from sfiformer.attention.widths import by_parts, is_plain, joined, resized, wide, widened
 from sfiformer.branches import ahead
@@ -164,6 +165,7 @@ class SFiAttention(nn.Module):
             adjacency: Ã, if already made from ``edge_index``: a stack of layers needs it only once.
             sizes: what `graph_sizes` makes of ``ptr``, likewise.
         """
+        require_nodes(x, self.dim)
         ptr = as_offsets(ptr)
         if not is_plain(self.out):
             return self._as_written(x, edge_index, ptr, max_nodes, adjacency, sizes)
@@ -224,6 +226,7 @@ class SFiAttention(nn.Module):
 
     def flows(self, x: Tensor, ptr: Tensor) -> list[Tensor]:
         """The flows Z of every graph, a list of [heads, n, n]: row i says where node i draws its unit from."""
+        require_nodes(x, self.dim)
         ptr = as_offsets(ptr)
         (q, k, qf, kf), values = self._scores_and_values(x)
         out = sfi_attention(
@@ -274,6 +277,7 @@ class SFiAttention(nn.Module):
 
         On a GPU heads are padded with zeros to a width that it likes.
         """
+        require_nodes(x, self.dim)
         parts, _ = self._scores_and_values(x)
         factor = self._share(parts.q) ** 0.5
         return parts if factor == 1 else Scores(*(part * factor for part in parts))
