@@ -1,0 +1,89 @@
+"""The tables of docs/results.md are those of the committed runs: every model has its row, and every row its model."""
+
+import json
+import re
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "results.md").read_text()
+
+
+def _runs(suite: str) -> dict[str, list[dict]]:
+    """Results by DATASET/MODEL, in the order of their seeds."""
+    found = defaultdict(list)
+    for path in sorted((ROOT / "results" / suite / "runs").glob("*/*/*/result.json")):
+        found["/".join(path.parts[-4:-2])].append(json.loads(path.read_text()))
+    return dict(found)
+
+
+def _rows(heading: str) -> list[list[str]]:
+    """The cells of the table below a heading, without its two first lines."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = re.findall(r"^\|(.*)\|$", section, re.MULTILINE)
+    return [[cell.strip() for cell in line.split("|")] for line in lines[2:]]
+
+
+def _spread(values: list[float]) -> str:
+    mean = f"{statistics.mean(values):.4f}"
+    return f"{mean} ± {statistics.stdev(values):.4f}" if len(values) > 1 else mean
+
+
+def _shares(runs: list[dict]) -> list[str]:
+    """What all tables give of several seeds: the mean gap, and the mean share of zeros, if there are any to count."""
+    zeros = [run["zero_share"] for run in runs if run["zero_share"] is not None]
+    return [
+        f"{statistics.mean(run['gap'] for run in runs):.3f}",
+        f"{statistics.mean(zeros):.0%}".replace("%", " %") if zeros else "",
+    ]
+
+
+def _summary(runs: list[dict]) -> list[str]:
+    scores = [_spread([run[split] for run in runs]) for split in ("val", "test")]
+    return [*scores, *_shares(runs), f"{runs[0]['parameters']:,}"]
+
+
+def _trial(runs: list[dict]) -> list[str]:
+    """A row of the settings: every seed, and means."""
+    each = ", ".join(f"{run['val']:.4f}" for run in runs)
+    means = [f"{statistics.mean(run[split] for run in runs):.4f}" for split in ("val", "test")]
+    return [each, *means, *_shares(runs)]
+
+
+@pytest.mark.parametrize(
+    ("suite", "heading", "row"),
+    [
+        ("lrgb", "Peptides-func, the paper's schedule", _summary),
+        ("settings", "Settings of the sparse attention", _trial),
+        ("tuned", "Settings found since the paper", _summary),
+        ("gnn-benchmark", "MNIST, PATTERN and CLUSTER", _summary),
+    ],
+)
+def test_tables_are_of_the_runs(suite, heading, row):
+    expected = {model: row(runs) for model, runs in _runs(suite).items()}
+    rows = _rows(heading)
+    assert len(rows) == len(expected)
+    for model, cells in expected.items():
+        fitting = [found for found in rows if _in_order(cells, found)]
+        assert len(fitting) == 1, f"{model} should have a row with {cells}"
+
+
+def _in_order(cells: list[str], row: list[str]) -> bool:
+    rest = iter(row)
+    return all(any(cell == other for other in rest) for cell in cells)
+
+
+def test_seeds_are_counted():
+    counts = {" ".join(_summary(runs)[:2]): len(runs) for runs in _runs("lrgb").values()}
+    for row in _rows("Peptides-func, the paper's schedule"):
+        assert int(row[1]) == counts[f"{row[2]} {row[3]}"], row[0]
+
+
+def test_the_readme_has_figures_of_that_page():
+    section = (ROOT / "README.md").read_text().split("What our own runs gave so far")[1].split("\n## ")[0]
+    figures = re.findall(r"0\.\d{4}(?: ± 0\.\d{4})?", section)
+    assert len(figures) > 10
+    assert [figure for figure in figures if figure not in PAGE] == []
