@@ -44,8 +44,8 @@ def dfi_attention(
     require_shapes(dropout_p, q=q, k=k, v=v)
     ptr, look = as_offsets(ptr), checks.wanted(check, q)
     on_cpu = q.device.type == "cpu"
-    whole = on_cpu and torch.compiler.is_compiling()  # as one operator, which looks
-    if look and not whole:
+    compiling = on_cpu and torch.compiler.is_compiling()  # then it is one operator, which looks
+    if look and not compiling:
         _require_values(q, k, v, ptr, max_nodes)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     dtype, (q, k, v) = v.dtype, in_common(q, k, v)
@@ -66,8 +66,8 @@ def dfi_attention(
     if fused is not None:
         return fused.to(dtype)
     seed = torch.randint(1 << 62, ()) if dropout_p and on_cpu else torch.zeros((), dtype=torch.int64)
-    if whole:
-        return _whole(q, k, v, ptr, seed, scale, dropout_p, max_nodes, look).to(dtype)
+    if compiling:
+        return _dense_attention(q, k, v, ptr, seed, scale, dropout_p, max_nodes, look).to(dtype)
     return _by_size(q, k, v, ptr, int(seed), scale, dropout_p).to(dtype)
 
 
@@ -110,7 +110,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seed: int, scale: float, dropout_p:
 
 
 @operator("sfiformer::dense_attention")
-def _whole(
+def _dense_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -129,7 +129,7 @@ def _whole(
 
 
 @operator("sfiformer::dense_attention_backward")
-def _whole_backward(
+def _dense_attention_backward(
     grad_out: Tensor,
     q: Tensor,
     k: Tensor,
@@ -165,12 +165,12 @@ def _whole_backward(
     return of_q, of_k, of_v
 
 
-@_whole.register_fake
+@_dense_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> Tensor:
     return v.new_empty(v.shape)
 
 
-@_whole_backward.register_fake
+@_dense_attention_backward.register_fake
 def _(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in inputs[:3])
 
@@ -182,10 +182,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-    return *_whole_backward(grad_out, *ctx.saved_tensors, *ctx.options), *[None] * 6
+    return *_dense_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options), *[None] * 6
 
 
-_whole.register_autograd(_backward, setup_context=_setup_context)
+_dense_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _require_values(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, max_nodes: int | None) -> None:
