@@ -76,10 +76,14 @@ def _in_order(cells: list[str], row: list[str]) -> bool:
     return all(any(cell == other for other in rest) for cell in cells)
 
 
-def test_seeds_are_counted():
-    counts = {" ".join(_summary(runs)[:2]): len(runs) for runs in _runs("lrgb").values()}
+def test_seeds_and_minutes_of_long_runs():
+    by_scores = {" ".join(_summary(runs)[:2]): runs for runs in _runs("lrgb").values()}
     for row in _rows("Peptides-func, the paper's schedule"):
-        assert int(row[1]) == counts[f"{row[2]} {row[3]}"], row[0]
+        runs = by_scores[f"{row[2]} {row[3]}"]
+        minutes = sorted(run["seconds"] / 60 for run in runs)
+        least, most = (f"{minutes[place]:.1f}" for place in (0, -1))
+        assert int(row[1]) == len(runs), row[0]
+        assert row[-1] == (least if least == most else f"{least} to {most}"), row[0]
 
 
 def test_the_readme_has_figures_of_that_page():
