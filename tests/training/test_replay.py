@@ -11,7 +11,7 @@ from sfiformer import SFiFormer
 from sfiformer.training import prepare, train
 from sfiformer.training.launch import make_optimizer
 from sfiformer.training.losses import CrossEntropy
-from sfiformer.training.replay import WARM_UPS, Replay, replayable
+from sfiformer.training.replay import WARM_UPS, Memory, Replay, replayable
 from sfiformer.training.step import Step
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -123,3 +123,26 @@ def test_dropout_is_drawn_anew_and_again_with_the_same_seed(experiment):
         seen.append(replay([np.arange(4)])[0])
     assert torch.equal(seen[-1], seen[-3])
     assert not torch.equal(seen[-1], seen[-2])
+
+
+@on_gpu
+def test_works_with_memory_in_common_lie_on_top_of_one_another(setting):
+    step, store = setting()
+    memory = Memory()
+
+    def measured(batches):
+        with torch.no_grad():
+            return (step.model(batches[0]),)
+
+    def held_for(work, memory):
+        replay, before = Replay(store, 4, work, memory), torch.cuda.memory_reserved()
+        for chosen in batches(store):
+            replay([chosen])
+        torch.cuda.empty_cache()
+        kept.append(replay)
+        return (torch.cuda.memory_reserved() - before) / 2**20
+
+    kept = []
+    assert held_for(lambda batches: (step(batches),), memory) >= 32  # cuBLAS's work space, if nothing else
+    assert held_for(measured, memory) < 32
+    assert held_for(measured, None) >= 32

@@ -4,7 +4,9 @@ On graphs of this size an ordinary step waits for Python and the driver most of 
 microseconds each. A CUDA graph launches all of them at once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,10 +55,14 @@ class Replay:
     The graphs of a batch are gathered inside the captured work, so that all the host sends are their numbers. Runs before the
     capture are ordinary ones, with all their effects. Work must neither wait for the device nor depend on its values, and
     padding must not change what it does.
+
+    Works that never run at once, such as the steps of a run and its evaluation, can have the memory of captures in common.
     """
 
-    def __init__(self, store: GraphStore, batch_size: int, work: Work) -> None:
-        self.store, self.work = store, work
+    def __init__(
+        self, store: GraphStore, batch_size: int, work: Work, memory: "Memory | None" = None
+    ) -> None:
+        self.store, self.work, self.memory = store, work, memory or Memory()
         self.ladder = Ladder(store, batch_size)
         self._runs: dict[tuple[BatchShape, ...], int] = {}
         self._captured: dict[tuple[BatchShape, ...], _Captured] = {}
@@ -70,8 +76,9 @@ class Replay:
             self._runs[shapes] = self._runs.get(shapes, 0) + 1
             if self._runs[shapes] <= WARM_UPS:
                 return self._plainly(shapes, sent)
-            before = next(iter(self._captured.values()), None)
-            self._captured[shapes] = _Captured(lambda static: self._plainly(shapes, static), sent, before)
+            self._captured[shapes] = _Captured(
+                lambda static: self._plainly(shapes, static), sent, self.memory
+            )
         return self._captured[shapes](sent)
 
     def batches(self, parts: Sequence[np.ndarray]) -> list[GraphBatch]:
@@ -93,17 +100,39 @@ class Replay:
 
 
 class _Captured:
-    """A function of one tensor as a CUDA graph, in the memory of another: they run one after the other."""
+    """A function of one tensor as a CUDA graph."""
 
     def __init__(
-        self, function: Callable[[Tensor], tuple[Tensor, ...]], example: Tensor, other: "_Captured | None"
+        self, function: Callable[[Tensor], tuple[Tensor, ...]], example: Tensor, memory: "Memory"
     ) -> None:
         self.input = example.clone()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=None if other is None else other.graph.pool()):
+        with memory.captures(self.graph):
             self.outputs = function(self.input)
 
     def __call__(self, value: Tensor) -> tuple[Tensor, ...]:
         self.input.copy_(value)
         self.graph.replay()
         return tuple(output.clone() for output in self.outputs)  # the next graph overwrites them
+
+
+class Memory:
+    """Where captures lie, each on top of the others: they run one after the other."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None  # a handle, as `torch.cuda.graph` takes it
+
+    @contextmanager
+    def captures(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """What is launched in here goes into the graph.
+
+        cuBLAS keeps a work space of 32 MiB for each stream and thread that it has been used on. Those of plain work are given
+        back before a capture, which has streams of its own, and the capture's own after it, for the next to lie on.
+        """
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                yield
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()

@@ -22,7 +22,7 @@ from sfiformer.training.losses import Loss
 from sfiformer.training.metrics_log import Record
 from sfiformer.training.preparation import Prepared
 from sfiformer.training.progress import TrainingProgress
-from sfiformer.training.replay import Replay, replayable
+from sfiformer.training.replay import Memory, Replay, replayable
 from sfiformer.training.sampling import (
     Stream,
     derived_seed,
@@ -177,9 +177,14 @@ class Trainer:
             with self.fabric.autocast():
                 return self.model(batches[0]).float(), target_of(batches[0], self.task)
 
-        replays = {split: Replay(store, self.measured_batch, answers) for split, store in self.stores.items()}
-        size = self.config.data.batch_size
-        return {**replays, "step": Replay(self.stores["train"], size, lambda batches: (self.step(batches),))}
+        def step(batches: Sequence[GraphBatch]) -> tuple[Tensor, ...]:
+            return (self.step(batches),)
+
+        memory, size = Memory(), self.config.data.batch_size
+        measured = {
+            split: Replay(store, self.measured_batch, answers, memory) for split, store in self.stores.items()
+        }
+        return {**measured, "step": Replay(self.stores["train"], size, step, memory)}
 
     def _parts(self, graphs: np.ndarray, step: int) -> list[np.ndarray]:
         """The batches of a step of this epoch; what is drawn at random from now on is that step's own."""
