@@ -1,5 +1,6 @@
 """Captured steps do what plain ones do; the capture itself needs a GPU."""
 
+import gc
 import json
 
 import numpy as np
@@ -127,6 +128,7 @@ def test_dropout_is_drawn_anew_and_again_with_the_same_seed(experiment):
 
 @on_gpu
 def test_works_with_memory_in_common_lie_on_top_of_one_another(setting):
+    gc.collect()  # captures of other tests
     step, store = setting()
     memory = Memory()
 
@@ -135,6 +137,7 @@ def test_works_with_memory_in_common_lie_on_top_of_one_another(setting):
             return (step.model(batches[0]),)
 
     def held_for(work, memory):
+        torch.cuda.empty_cache()
         replay, before = Replay(store, 4, work, memory), torch.cuda.memory_reserved()
         for chosen in batches(store):
             replay([chosen])
