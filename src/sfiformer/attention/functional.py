@@ -8,6 +8,7 @@ from torch import Tensor
 from sfiformer.attention import kernels
 from sfiformer.attention.fused import fused_attend
 from sfiformer.attention.inputs import as_offsets, in_common, require_finite, require_shapes, require_values
+from sfiformer.attention.iteration import fused_iteration
 from sfiformer.attention.kept_flows import attention_and_flows
 from sfiformer.attention.packed import packed_attention
 from sfiformer.flow import checks
@@ -78,6 +79,8 @@ def sfi_attention(
     if solver != "exact" or return_flows:
         if look:
             require_values(v, ptr, lam, max_nodes)
+        if not return_flows:
+            solver = fused_iteration(solver, q)
         out, flows = attention_and_flows(
             q, k, v, q_friction, k_friction, ptr, lam, alpha, scaling, scale, dropout_p, solver, look
         )

@@ -13,7 +13,7 @@ from sfiformer.flow.problem import Scaling, Solver, flows_from_scores
 
 # Of the sizes of graphs that are iterated together, at most. On a GPU what counts is the number of operations; on a CPU it is
 # also what padding costs.
-RATIOS = {"cpu": 1.1, "cuda": 1.5}
+RATIOS = {"cpu": 1.1, "cuda": 4.0}
 
 
 def attention_and_flows(

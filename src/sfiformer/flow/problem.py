@@ -63,7 +63,7 @@ def solve_flows(
         return torch.zeros_like(resistance) * resistance
     resistance, friction = (torch.where(mask & ~empty, x, 1.0) for x in (resistance, friction))
     if isinstance(method := _method(solver), Proximal):
-        _require_penalty(alpha_row)
+        _require_penalty(alpha)
         z = method(resistance, friction, lam_row.to(resistance), alpha_row.to(resistance), mask & ~empty)
     else:
         floor = torch.finfo(friction.dtype).tiny ** 0.5  # a logarithm for zero friction, with its gradient
@@ -112,7 +112,7 @@ def flows_from_scores(
     if isinstance(method := _method(solver), Proximal):
         if scaling == "potential":
             raise ValueError("solver='proximal' has only a soft constraint: use scaling='absolute'")
-        _require_penalty(alpha_row)
+        _require_penalty(alpha)
         resistance, friction = (x.masked_fill(~mask, -math.inf).softmax(-1) for x in (-s, u))
         resistance = torch.where(mask, resistance, 1.0)
         z = method(resistance, friction, lam_row.to(s), alpha_row.to(s), mask & ~empty)
@@ -158,8 +158,8 @@ def _method(solver: Solver) -> Proximal | None:
     return Proximal() if solver == "proximal" else None
 
 
-def _require_penalty(alpha: Tensor) -> None:
-    if bool(alpha.isinf().any()):
+def _require_penalty(alpha: float | Tensor) -> None:
+    if bool(alpha.isinf().any()) if isinstance(alpha, Tensor) else math.isinf(alpha):
         raise ValueError("solver='proximal' is a penalty method: give it a finite alpha (the paper's is 0.1)")
 
 

@@ -47,11 +47,16 @@ class Proximal:
         z = torch.where(mask, z, 0)
         return z / z.sum(-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
 
+    def first_length(self, alpha: Tensor, mask: Tensor) -> Tensor:
+        """t of the first step for each matrix, [..., 1, 1]."""
+        count = mask.sum(-1, keepdim=True).amax(_matrix(mask), keepdim=True)
+        return (1 / (1 + alpha * count)).expand_as(count)
+
     def __call__(
         self, resistance: Tensor, friction: Tensor, lam: Tensor, alpha: Tensor, mask: Tensor
     ) -> Tensor:
         """Flows [..., n]; the last two dimensions are one matrix. Masked keys carry none."""
-        matrix = (-2, -1) if resistance.dim() > 1 else (-1,)
+        matrix = _matrix(resistance)
         threshold = torch.where(mask, lam * friction, 0)
 
         def gradient(z: Tensor) -> Tensor:
@@ -59,8 +64,7 @@ class Proximal:
 
         z = self.first(resistance, mask)
         slope = gradient(z)
-        count = mask.sum(-1, keepdim=True).amax(matrix, keepdim=True)
-        step = (1 / (1 + alpha * count)).expand_as(count)
+        step = self.first_length(alpha, mask)
         for _ in range(self.iterations):
             y = z - step * slope
             moved = torch.relu(y - step * threshold) - torch.relu(-y - step * threshold)
@@ -76,6 +80,11 @@ class Proximal:
             ):
                 break
         return z
+
+
+def _matrix(x: Tensor) -> tuple[int, ...]:
+    """The dimensions of one matrix of rows, or of a single row."""
+    return (-2, -1) if x.dim() > 1 else (-1,)
 
 
 _MASK = (1 << 32) - 1  # of 32 bits

@@ -1,0 +1,84 @@
+"""The paper's iteration by kernels is the plain one, and so are its derivatives.
+
+On a machine without a GPU the kernels run in Triton's interpreter (slow, so on small matrices).
+"""
+
+import pytest
+import torch
+
+from sfiformer.attention import iteration, sfi_attention
+from sfiformer.attention.iteration import FusedProximal, fused_iteration
+from sfiformer.flow import Proximal, flows_from_scores
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIZES = (4, 3, 0)  # of matrices side by side
+
+
+def _problem(dtype=torch.float64, spread=1.0):
+    generator = torch.Generator().manual_seed(0)
+    s, u = (spread * torch.randn(len(SIZES), 1, 4, 4, generator=generator, dtype=dtype) for _ in range(2))
+    real = torch.arange(4) < torch.tensor(SIZES).unsqueeze(1)
+    mask = (real.unsqueeze(1) & real.unsqueeze(2)).unsqueeze(1).expand_as(s)
+    lam = torch.tensor([0.2, 0.05, 0.1], dtype=dtype).view(-1, 1, 1)
+    return [x.to(DEVICE) for x in (s, u, lam, mask)]
+
+
+def _flows_and_gradients(solver, alpha, problem):
+    s, u, lam, mask = problem
+    s, u, lam = (x.clone().requires_grad_() for x in (s, u, lam))
+    z = flows_from_scores(s, u, lam=lam, alpha=alpha, mask=mask, solver=solver)
+    weights = torch.linspace(-1, 1, z.numel(), dtype=z.dtype, device=z.device).view_as(z)
+    return z, *torch.autograd.grad((z * weights).sum() + (z * z).sum(), (s, u, lam))
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3, 10])
+@pytest.mark.parametrize("start", ["uniform", "softmax"])
+def test_flows_and_derivatives_are_those_of_the_plain_iteration(iterations, start):
+    problem = _problem()
+    got = _flows_and_gradients(FusedProximal(iterations, start=start), 0.1, problem)
+    expected = _flows_and_gradients(Proximal(iterations, start=start), 0.1, problem)
+    for left, right in zip(got, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
+    assert torch.equal(got[0] == 0, expected[0] == 0)
+
+
+@pytest.mark.parametrize("lam", [0.0, 1e3])
+def test_where_nothing_moves_the_length_is_kept(lam):
+    """With friction this strong all flows vanish in the first step, and no step length can be made of the second."""
+    s, u, _, mask = _problem()
+    problem = s, u, torch.full_like(s[:, :1, :1, 0], lam), mask
+    got, expected = (_flows_and_gradients(solver, 0.1, problem) for solver in (FusedProximal(6), Proximal(6)))
+    assert (lam == 0) == bool(expected[0].any())
+    for left, right in zip(got, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
+
+
+def test_in_single_precision():
+    got, expected = (
+        _flows_and_gradients(solver, 0.1, _problem(torch.float32)) for solver in (FusedProximal(), Proximal())
+    )
+    for left, right in zip(got, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-4)
+
+
+def test_attention_takes_it_where_kernels_serve_and_flows_are_not_asked_for(monkeypatch):
+    monkeypatch.setattr(iteration, "usable", lambda x: True)
+    assert isinstance(fused_iteration("proximal", torch.zeros(1)), FusedProximal)
+    assert fused_iteration("exact", torch.zeros(1)) == "exact"
+    ends = Proximal(tolerance=1e-3)
+    assert fused_iteration(ends, torch.zeros(1)) is ends
+
+    q, k, v, qf, kf = torch.randn(5, 5, 1, 4, dtype=torch.float64).to(DEVICE)
+    ptr = torch.tensor([0, 2, 5], device=DEVICE)
+    options = {"lam": 0.1, "alpha": 0.1, "solver": "proximal"}
+    q.requires_grad_()
+    fused = sfi_attention(q, k, v, qf, kf, ptr, **options)
+    plain, _ = sfi_attention(q, k, v, qf, kf, ptr, return_flows=True, **options)
+    torch.testing.assert_close(fused, plain)
+    of_fused, of_plain = (torch.autograd.grad((x * x).sum(), q, create_graph=True)[0] for x in (fused, plain))
+    torch.testing.assert_close(of_fused, of_plain)
+    torch.autograd.grad(of_plain.sum(), q)
+    with pytest.raises(NotImplementedError, match="return_flows"):
+        torch.autograd.grad(of_fused.sum(), q)
