@@ -73,6 +73,9 @@ class OptimConfig:
     """Epochs over which the learning rate rises from 0."""
     clip_norm: float = 1.0
     """Largest norm of the gradient; longer ones are scaled down."""
+    average: float = 0.0
+    """Measure and keep a running average of the weights, of about the last 1/(1 − average) steps (0.999: a thousand); 0: the
+    weights themselves."""
     class_weights: bool = False
     """Weight class c by (V − n_c)/V, its share of a batch's V labels that it does not have."""
 
@@ -86,6 +89,8 @@ class OptimConfig:
         for key in ("weight_decay", "warmup_epochs"):
             if not getattr(self, key) >= 0:
                 raise ValueError(f"optim.{key} is {getattr(self, key)}; it must not be negative")
+        if not 0 <= self.average < 1:
+            raise ValueError(f"optim.average is {self.average}; it must be at least 0 and less than 1")
 
 
 @dataclass(frozen=True)

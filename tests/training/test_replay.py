@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 
 from sfiformer import SFiFormer
 from sfiformer.training import prepare, train
+from sfiformer.training.average import Average
 from sfiformer.training.launch import make_optimizer
 from sfiformer.training.losses import CrossEntropy
 from sfiformer.training.replay import WARM_UPS, Memory, Replay, replayable
@@ -39,8 +40,8 @@ def setting(experiment, request):
         torch.manual_seed(0)
         model = SFiFormer(prepared.config.model).cuda()
         optimizer = make_optimizer(model, prepared.config)
-        fabric = Fabric(accelerator="cuda", devices=1)
-        return Step(fabric, model, optimizer, CrossEntropy(6, weighted=True), prepared.task, 1.0), store
+        fabric, loss = Fabric(accelerator="cuda", devices=1), CrossEntropy(6, weighted=True)
+        return Step(fabric, model, optimizer, loss, prepared.task, 1.0, Average(model, 0.9)), store
 
     return build
 
@@ -87,6 +88,11 @@ def test_a_replayed_step_is_a_plain_one(setting):
     assert replay._captured
     for (name, left), right in zip(plain.model.named_buffers(), captured.model.buffers(), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-5, msg=name)
+    assert plain.average.steps == captured.average.steps == len(batches(store))
+    for left, right in zip(
+        plain.average.model.parameters(), captured.average.model.parameters(), strict=True
+    ):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
     for left, right in zip(plain.optimizer.state.values(), captured.optimizer.state.values(), strict=True):
         assert left["step"] == right["step"]
         torch.testing.assert_close(left["exp_avg"], right["exp_avg"], rtol=1e-2, atol=1e-5)

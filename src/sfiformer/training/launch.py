@@ -12,6 +12,7 @@ from sfiformer import ranks
 from sfiformer.config import ExperimentConfig
 from sfiformer.errors import UserError
 from sfiformer.nn.model import SFiFormer, load_dense
+from sfiformer.training.average import Average
 from sfiformer.training.checkpoint import Checkpoints, read_state
 from sfiformer.training.compiling import announced
 from sfiformer.training.distributed import leads, leave, make_fabric, one_voice, products
@@ -80,6 +81,7 @@ def train(
         if ranks.count() > 1:
             ranks.join(model)
         optimizer = make_optimizer(model, prepared.config, values)
+        average = _average(prepared.config, run, model, values)
         state = State() if values is None else State.from_dict(values, run.path / "last")
         loss, metric = objective(prepared.config, prepared.task)
 
@@ -89,14 +91,14 @@ def train(
         stack.callback(shown.close)
         if lead:
             shown.say(_introduction(prepared, model, fabric, state, report, run, over))
-            run.require_space(4 * model.num_parameters)
+            run.require_space(4 * model.num_parameters, averaged=average is not None)
             with run.writing():
                 if not over:  # where nothing is left to train, the run stays what it was
                     surroundings = {"processes": ranks.count(), "device": _device(fabric.device)}
                     run.describe(prepared, state, {**surroundings, **report})
                 writers = Writers(run.path, checkpoints, MetricsLog(run.path, state.history))
             stack.callback(writers.log.close)
-        trainer = Trainer(fabric, prepared, model, optimizer, loss, metric, state, shown, writers)
+        trainer = Trainer(fabric, prepared, model, optimizer, loss, metric, state, shown, writers, average)
         try:
             with announced(shown.say, fabric.device):
                 trainer.fit()
@@ -129,7 +131,8 @@ def _model(
     torch.manual_seed(derived_seed(prepared.config.seed, Stream.WEIGHTS))
     model = SFiFormer(prepared.config.model)
     if values is not None:
-        model.load_state_dict(load_checkpoint(run, "last").state_dict())
+        kept = load_checkpoint(run, "last").state_dict()
+        model.load_state_dict(values["average"]["weights"] if "average" in values else kept)
     elif init_from is not None:
         source = RunFolder(init_from)
         dense = load_checkpoint(source) if source.exists else SFiFormer.from_pretrained(init_from)
@@ -138,6 +141,18 @@ def _model(
         except ValueError as error:
             raise UserError(f"cannot start from {init_from}: {error}") from None
     return model, {}
+
+
+def _average(
+    config: ExperimentConfig, run: RunFolder, model: SFiFormer, values: dict[str, Any] | None
+) -> Average | None:
+    """Of the model's weights, where the settings ask for it; that of a checkpoint goes on."""
+    if not config.optim.average:
+        return None
+    average = Average(model, config.optim.average)
+    if values is not None and "average" in values:
+        average.resume(load_checkpoint(run, "last").state_dict(), values["average"]["steps"])
+    return average
 
 
 def make_optimizer(

@@ -213,10 +213,10 @@ class RunFolder:
         own = {} if prepared.digest is None else {"data_sha256": prepared.digest}
         return {**kept, **own, **surroundings(), **about}
 
-    def require_space(self, weights: int) -> None:
+    def require_space(self, weights: int, *, averaged: bool) -> None:
         """Raises UserError where the disk has no room for the checkpoints of so many bytes of weights."""
-        # Best, last and the one being written; each with the two moments of AdamW.
-        needed = 9 * weights + (1 << 20)
+        # Best, last and the one being written; each with the two moments of AdamW, and where weights are averaged with both.
+        needed = 3 * (4 if averaged else 3) * weights + (1 << 20)
         free = shutil.disk_usage(self.path).free
         if free < needed:
             raise UserError(

@@ -13,6 +13,7 @@ from sfiformer import ranks
 from sfiformer.data.batch import GraphBatch
 from sfiformer.data.task import Task
 from sfiformer.nn.model import SFiFormer
+from sfiformer.training.average import Average
 from sfiformer.training.examples import target_of
 from sfiformer.training.losses import Loss
 
@@ -39,9 +40,10 @@ class Step:
         loss: Loss,
         task: Task,
         clip_norm: float,
+        average: Average | None = None,
     ) -> None:
         self.fabric, self.model, self.optimizer = fabric, model, optimizer
-        self.loss, self.task, self.clip_norm = loss, task, clip_norm
+        self.loss, self.task, self.clip_norm, self.average = loss, task, clip_norm, average
         self.spoilt = None
         if fabric.device.type == "cuda":
             self.spoilt = torch.zeros((), device=fabric.device)  # 1 from the first step on that is not finite
@@ -61,6 +63,8 @@ class Step:
         clip_grads_with_norm_(trained, self.clip_norm, values[-1])
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update()
         return values
 
     def explain(self, batches: Sequence[GraphBatch]) -> NonFinite:

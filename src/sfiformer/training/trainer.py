@@ -15,6 +15,7 @@ from sfiformer.data.batch import GraphBatch
 from sfiformer.data.store import GraphStore
 from sfiformer.errors import TrainingError
 from sfiformer.nn.model import SFiFormer
+from sfiformer.training.average import Average
 from sfiformer.training.evaluation import computed, measure
 from sfiformer.training.examples import target_of, with_negatives
 from sfiformer.training.interruption import Interrupted, Interruption
@@ -57,13 +58,15 @@ class Trainer:
         state: State,
         progress: TrainingProgress,
         writers: Writers | None,
+        average: Average | None = None,
     ) -> None:
         self.fabric, self.prepared, self.model, self.optimizer = fabric, prepared, model, optimizer
         self.state, self.progress, self.writers = state, progress, writers
         self.config, self.task, self.device = prepared.config, prepared.task, fabric.device
         self.metric = metric.to(self.device)
         self.stores = on_device(prepared.stores, self.device)
-        self.step = Step(fabric, model, optimizer, loss, self.task, self.config.optim.clip_norm)
+        self.step = Step(fabric, model, optimizer, loss, self.task, self.config.optim.clip_norm, average)
+        self.measured = model if average is None else average.model  # and kept
         # Without gradients there is room for larger batches.
         self.measured_batch = self.config.data.batch_size * (4 if self.device.type == "cuda" else 1)
         self.replays = self._replays()
@@ -175,7 +178,7 @@ class Trainer:
 
         def answers(batches: Sequence[GraphBatch]) -> tuple[Tensor, ...]:
             with self.fabric.autocast():
-                return self.model(batches[0]).float(), target_of(batches[0], self.task)
+                return self.measured(batches[0]).float(), target_of(batches[0], self.task)
 
         def step(batches: Sequence[GraphBatch]) -> tuple[Tensor, ...]:
             return (self.step(batches),)
@@ -211,7 +214,7 @@ class Trainer:
         try:
             measure(
                 self.metric,
-                self.model,
+                self.measured,
                 self.stores[split],
                 self.task,
                 batch_size=self.measured_batch,
@@ -235,11 +238,11 @@ class Trainer:
             return None
         store = self.stores.get("val", self.stores["train"])
         batch = store.batch(range(min(ZERO_GRAPHS, len(store)))).to(self.device)
-        return zero_share(self.model, batch, autocast=self.fabric.autocast)
+        return zero_share(self.measured, batch, autocast=self.fabric.autocast)
 
     def _checkpoint(self, *, best: bool = False, record: Record | None = None, wait: bool = False) -> None:
         if self.writers is not None:
-            what = (self.model, self.optimizer, self.state)
+            what = (self.measured, self.optimizer, self.state, self.step.average)
             self.writers.checkpoint(*what, best=best, record=record, wait=wait)
 
     def _stop_if_asked(self) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from sfiformer.errors import TrainingError
 from sfiformer.nn.model import SFiFormer
+from sfiformer.training.average import Average
 from sfiformer.training.checkpoint import Checkpoints
 from sfiformer.training.metrics_log import MetricsLog, Record
 from sfiformer.training.state import State
@@ -31,6 +32,7 @@ class Writers:
         model: SFiFormer,
         optimizer: torch.optim.Optimizer,
         state: State,
+        average: Average | None = None,
         *,
         best: bool = False,
         record: Record | None = None,
@@ -42,6 +44,8 @@ class Writers:
             if record is not None:
                 self.log.add(record)
             values = {**state.to_dict(), "optimizer": optimizer.state_dict()}
+            if average is not None:
+                values["average"] = average.state_dict()
             self.checkpoints.begin(model, values, epoch=state.epoch, step=state.step, best=best)
             if wait:
                 self.checkpoints.wait()
