@@ -91,3 +91,21 @@ def test_odd_widths_and_their_gradients(width, rows):
         *(torch.autograd.grad((y * weight).sum(), leaves) for y in (together, apart)), strict=True
     ):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "dfi"}, {"friction": "tied"}, {"attention": False}])
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_many_heads_of_odd_width_are_padded_on_a_cpu(settings, qk_norm, monkeypatch):
+    torch.manual_seed(0)
+    layer = SFiAttention(6, 3, head_width=5, qk_norm=qk_norm, **settings).double()
+    nodes = widths.MANY + 9
+    x, ptr = torch.randn(nodes, 6, dtype=torch.float64), torch.tensor([0, 90, nodes])
+    edges = torch.tensor([[0, 1, 5], [1, 0, 6]])
+    if layer.attention:
+        assert [layer.scores(some).q.size(2) for some in (x, x[:90])] == [8, 5]
+    out = layer(x, edges, ptr)
+    found = gradients(layer, out)
+    monkeypatch.setattr(widths, "MANY", nodes + 1)
+    expected = layer(x, edges, ptr)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(found, gradients(layer, expected))

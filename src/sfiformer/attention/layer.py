@@ -25,7 +25,7 @@ from sfiformer.attention.inputs import (
     require_count,
     require_nodes,
 )
-from sfiformer.attention.widths import by_parts, is_plain, joined, resized, wide, widened
+from sfiformer.attention.widths import by_parts, is_plain, joined, resized, wide, wide_head, widened
 from sfiformer.branches import ahead
 from sfiformer.flow import Proximal, checks
 from sfiformer.flow.problem import Solver
@@ -170,9 +170,10 @@ class SFiAttention(nn.Module):
         if not is_plain(self.out):
             return self._as_written(x, edge_index, ptr, max_nodes, adjacency, sizes)
         in_kernel = self._ends_in_kernel(x)
-        weight, bias = joined([self.out], x, in_parts=self.heads, bias_elsewhere=in_kernel)
+        width = wide_head(self.head_width, x)
+        weight, bias = joined([self.out], x, in_parts=self.heads, in_width=width, bias_elsewhere=in_kernel)
         if not self.attention:
-            values = by_parts(x, [self.value], self.heads).flatten(1)
+            values = by_parts(x, [self.value], self.heads, width=width).flatten(1)
             out = self._along_edges(F.linear(values, weight), edge_index, adjacency) + bias
         else:
             scores, values = self._scores_and_values(x)
@@ -275,7 +276,7 @@ class SFiAttention(nn.Module):
     def scores(self, x: Tensor) -> Scores:
         """What the scores of both kinds are made of, normalised but not scaled; without friction its pair is 0.
 
-        On a GPU heads are padded with zeros to a width that it likes.
+        Heads are padded with zeros where the device likes another width.
         """
         require_nodes(x, self.dim)
         parts, _ = self._scores_and_values(x)
@@ -286,7 +287,8 @@ class SFiAttention(nn.Module):
         """All projections of x, as one product."""
         learned = self.mode == "sfi" and self.friction == "learned"
         pairs = [self.query, self.key, *([self.friction_query, self.friction_key] if learned else [])]
-        packed = by_parts(x, [*pairs, self.value], self.heads)  # [nodes, 3 or 5, heads, width]
+        width = wide_head(self.head_width, x)
+        packed = by_parts(x, [*pairs, self.value], self.heads, width=width)  # [nodes, 3 or 5, heads, width]
         *parts, values = split_heads(packed, len(pairs) if self.qk_norm else 0, self._eps(packed))
         if learned:
             return Scores(*parts), values

@@ -22,7 +22,24 @@ MANY = 256  # rows for which a CPU pads a weight
 
 def wide(width: int, like: Tensor) -> int:
     """What ``width`` is padded to on the device of ``like``: the next multiple of 8 on a GPU, as it is elsewhere."""
-    return -(-width // MULTIPLE) * MULTIPLE if like.is_cuda else width
+    return _rounded(width) if like.is_cuda else width
+
+
+def wide_head(width: int, like: Tensor) -> int:
+    """The same for a head. Many of odd width are padded on a CPU, too: products into long rows that end anywhere are slow.
+
+    The compiler, which is to make one program for any number of nodes, does not ask how many there are.
+    """
+    odd = not torch.compiler.is_compiling() and _is_odd(width, like)
+    return _rounded(width) if odd else wide(width, like)
+
+
+def _rounded(width: int) -> int:
+    return -(-width // MULTIPLE) * MULTIPLE
+
+
+def _is_odd(width: int, like: Tensor) -> bool:
+    return width % 2 == 1 and like.device.type == "cpu" and like.size(0) >= MANY
 
 
 def widened(x: Tensor, *widths: int) -> Tensor:
@@ -48,33 +65,30 @@ def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
     return type(layer) is nn.Linear and layer.bias is not None and not any(hooks)
 
 
-def by_parts(x: Tensor, layers: Sequence[nn.Module], parts: int = 1) -> Tensor:
+def by_parts(x: Tensor, layers: Sequence[nn.Module], parts: int = 1, *, width: int | None = None) -> Tensor:
     """What several layers make of x, in equal parts each, as one product: [N, layers, parts, width].
 
-    Behind each part are zero columns where the device likes another width. On a GPU, and on a CPU where x has many rows of odd
-    length, the bias is the weight of a column of ones: its gradient, a sum over all rows, is then part of the product that the
-    weight's is. Layers that are not plain are called, one by one.
+    Behind each part are zero columns up to ``width``, or to one that the device likes. On a GPU, and on a CPU where x has many
+    rows of odd length, the bias is the weight of a column of ones: its gradient, a sum over all rows, is then part of the
+    product that the weight's is. Layers that are not plain are called, one by one.
     """
     plain = [layer for layer in layers if is_plain(layer)]
     if len(plain) < len(layers):
         made = [layer(x[:, : getattr(layer, "in_features", x.size(1))]) for layer in layers]
         product = torch.stack(made, dim=1).unflatten(2, (parts, -1))
-        return widened(product, wide(product.size(3), x))
+        return widened(product, wide(product.size(3), x) if width is None else width)
     layers = plain
     if usable(x) and len(layers) <= MOST:
         out, inner = layers[0].weight.shape
-        width, wide_in, dtype = wide(out // parts, x), wide(inner + 1, x), _of_products(x, layers)
+        width = wide(out // parts, x) if width is None else width
+        wide_in, dtype = wide(inner + 1, x), _of_products(x, layers)
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         sizes = (parts, width, 1, wide_in, dtype, True)
         weight, _ = ahead(x, lambda: _joined(weights, biases, *sizes), *weights, *biases)
         product = F.linear(_resized(x, wide_in, dtype, inner, True), weight)
     else:
-        weight, bias = joined(plain, x, parts)
-        width = len(weight) // (len(layers) * parts)
-        x = widened(x, weight.size(1))
-        odd = x.size(1) % 2 and x.device.type == "cpu" and x.size(0) >= MANY
-        product = F.linear(*_evened(x, weight, bias)) if odd else F.linear(x, weight, bias)
-    return product.view(x.size(0), len(layers), parts, width)
+        product = F.linear(*evened(x, *joined(plain, x, parts, width=width)))
+    return product.unflatten(1, (len(layers), parts, -1))
 
 
 def linear(x: Tensor, layer: nn.Module) -> Tensor:
@@ -82,24 +96,39 @@ def linear(x: Tensor, layer: nn.Module) -> Tensor:
     return by_parts(x, [layer]).flatten(1)
 
 
-def _evened(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of odd length, slow to multiply on a CPU, with a one and zeros behind them; the bias is the weight of the one."""
+def evened(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """x, weight and bias for a product on a CPU, which is slow with many rows of odd length.
+
+    Behind such rows come a one, of which the bias is then the weight, and zeros.
+    """
+    x = widened(x, weight.size(1))
+    if not _is_odd(x.size(1), x):
+        return x, weight, bias
     one = F.pad(x.new_ones(1, 1), (0, -(x.size(1) + 1) % MULTIPLE))
     bias = F.pad(bias.unsqueeze(1), (0, one.size(1) - 1))
-    return torch.cat([x, one.expand(x.size(0), -1)], dim=1), torch.cat([weight, bias], dim=1)
+    return torch.cat([x, one.expand(x.size(0), -1)], dim=1), torch.cat([weight, bias], dim=1), None
 
 
 def joined(
-    layers: Sequence[nn.Linear], x: Tensor, parts: int = 1, in_parts: int = 1, *, bias_elsewhere: bool = False
+    layers: Sequence[nn.Linear],
+    x: Tensor,
+    parts: int = 1,
+    in_parts: int = 1,
+    *,
+    width: int | None = None,
+    in_width: int | None = None,
+    bias_elsewhere: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Weight and bias of layers of one shape, one below the other, with every part as wide as the device of x likes.
 
-    Outputs come in equal ``parts``, inputs in ``in_parts``. On a GPU this is one kernel, forward and backward, which
-    also casts them to the type that a product with x has. A bias that is used elsewhere, as the parameter it is, is a constant
-    here: its gradient comes about there, and on that stream alone (`ahead`).
+    Outputs come in equal ``parts``, inputs in ``in_parts``, unless ``width`` and ``in_width`` say how wide each is to be. On a
+    GPU this is one kernel, forward and backward, which also casts them to the type that a product with x has. A bias that is
+    used elsewhere, as the parameter it is, is a constant here: its gradient comes about there, and on that stream alone
+    (`ahead`).
     """
     out, inner = layers[0].weight.shape
-    wide_out, wide_in = wide(out // parts, x), wide(inner // in_parts, x)
+    wide_out = wide(out // parts, x) if width is None else width
+    wide_in = wide(inner // in_parts, x) if in_width is None else in_width
     weights: list[Tensor] = [layer.weight for layer in layers]
     biases: list[Tensor] = [layer.bias.detach() if bias_elsewhere else layer.bias for layer in layers]
     dtype = _of_products(x, layers)
