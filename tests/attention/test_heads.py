@@ -53,6 +53,17 @@ def test_the_operator_is_the_plain_version(monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(GPU, reason="of a CPU")
+@pytest.mark.parametrize(("parts", "normed"), [(2, 2), (3, 2), (5, 4)])
+def test_on_a_cpu_it_is_the_definition_and_can_be_differentiated_twice(parts, normed):
+    packed = torch.randn(4, parts, 2, 5, dtype=torch.float64, requires_grad=True)
+    for found, truth in zip(heads.split_heads(packed, normed, EPS), defined(packed, normed), strict=True):
+        torch.testing.assert_close(found, truth)
+    assert "split_heads" in type(heads.split_heads(packed, normed, EPS)[0].grad_fn).__name__
+    torch.autograd.gradcheck(lambda x: tuple(heads.split_heads(x, normed, EPS)), packed)
+    torch.autograd.gradgradcheck(lambda x: tuple(heads.split_heads(x, normed, EPS)), packed)
+
+
 def test_the_operator_is_a_good_one():
     packed = torch.randn(5, 5, 2, 12, device=DEVICE, requires_grad=True)
     torch.library.opcheck(torch.ops.sfiformer.split_heads, (packed, 4, EPS))
