@@ -64,6 +64,18 @@ def test_on_a_cpu_it_is_the_definition_and_can_be_differentiated_twice(parts, no
     torch.autograd.gradgradcheck(lambda x: tuple(heads.split_heads(x, normed, EPS)), packed)
 
 
+@pytest.mark.parametrize(("parts", "normed"), [(2, 2), (5, 4)])
+def test_many_gradients_can_be_had_at_once(parts, normed):
+    packed = torch.randn(4, parts, 2, 5, device=DEVICE, requires_grad=True)
+    made = heads.split_heads(packed, normed, EPS)
+    grads = torch.randn(3, parts, *made[0].shape, device=DEVICE)
+    together = torch.autograd.grad(
+        made, packed, list(grads.unbind(1)), is_grads_batched=True, retain_graph=True
+    )[0]
+    apart = [torch.autograd.grad(made, packed, list(own), retain_graph=True)[0] for own in grads]
+    torch.testing.assert_close(together, torch.stack(apart))
+
+
 def test_the_operator_is_a_good_one():
     packed = torch.randn(5, 5, 2, 12, device=DEVICE, requires_grad=True)
     torch.library.opcheck(torch.ops.sfiformer.split_heads, (packed, 4, EPS))

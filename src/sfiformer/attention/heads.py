@@ -92,7 +92,8 @@ def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor, None, None]
     packed, scales = ctx.saved_tensors
     zeros = packed.new_zeros(()).expand(packed[:, 0].shape)
     known = [zeros if grad is None else grad for grad in grads[:-1]]
-    if torch.is_grad_enabled() and not usable(packed):  # it is to be differentiated again
+    again = torch.is_grad_enabled() and not usable(packed)  # it is to be differentiated
+    if again or any(map(torch._C._functorch.is_legacy_batchedtensor, known)):  # many gradients at once
         return _joined(known, packed, scales.shape[1], ctx.eps), None, None
     return _join_heads(known, packed, scales), None, None
 
