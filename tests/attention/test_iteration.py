@@ -70,6 +70,13 @@ def test_attention_takes_it_where_kernels_serve_and_flows_are_not_asked_for(monk
     ends = Proximal(tolerance=1e-3)
     assert fused_iteration(ends, torch.zeros(1)) is ends
 
+    class FromNothing(Proximal):
+        def first(self, resistance, mask):
+            return torch.zeros_like(resistance)
+
+    own = FromNothing()
+    assert fused_iteration(own, torch.zeros(1)) is own
+
     q, k, v, qf, kf = torch.randn(5, 5, 1, 4, dtype=torch.float64).to(DEVICE)
     ptr = torch.tensor([0, 2, 5], device=DEVICE)
     options = {"lam": 0.1, "alpha": 0.1, "solver": "proximal"}

@@ -16,9 +16,12 @@ from sfiformer.operators import operator
 
 
 def fused_iteration(solver: Solver, like: Tensor) -> Solver:
-    """The solver; the iteration by kernels where they serve, which has a first derivative alone."""
+    """The solver; the iteration by kernels where they serve, which has a first derivative alone.
+
+    A subclass of `Proximal` may start or go on otherwise, and stays what it is.
+    """
     method = Proximal() if solver == "proximal" else solver
-    if not isinstance(method, Proximal) or method.tolerance or not usable(like):
+    if type(method) is not Proximal or method.tolerance or not usable(like):
         return solver
     return FusedProximal(method.iterations, 0.0, method.start, method.seed)
 
