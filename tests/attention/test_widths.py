@@ -109,3 +109,15 @@ def test_many_heads_of_odd_width_are_padded_on_a_cpu(settings, qk_norm, monkeypa
     expected = layer(x, edges, ptr)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(found, gradients(layer, expected))
+
+
+@pytest.mark.parametrize(("dim", "head_width"), [(7, 4), (6, 5), (7, 5)])
+def test_odd_widths_are_exported_for_any_number_of_nodes(dim, head_width):
+    torch.manual_seed(0)
+    layer = SFiAttention(dim, 2, head_width=head_width)
+    edges = torch.tensor([[0, 1, 5], [1, 0, 6]])
+    nodes = torch.export.Dim("nodes", min=8, max=4 * widths.MANY)
+    many, few = ((torch.randn(n, dim), edges, torch.tensor([0, 3, n])) for n in (widths.MANY + 9, 20))
+    exported = torch.export.export(layer, many, dynamic_shapes=({0: nodes}, None, None)).module()
+    for inputs in (many, few):
+        torch.testing.assert_close(exported(*inputs), layer(*inputs), rtol=1e-4, atol=1e-5)

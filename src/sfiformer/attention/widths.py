@@ -26,12 +26,8 @@ def wide(width: int, like: Tensor) -> int:
 
 
 def wide_head(width: int, like: Tensor) -> int:
-    """The same for a head. Many of odd width are padded on a CPU, too: products into long rows that end anywhere are slow.
-
-    The compiler, which is to make one program for any number of nodes, does not ask how many there are.
-    """
-    odd = not torch.compiler.is_compiling() and _is_odd(width, like)
-    return _rounded(width) if odd else wide(width, like)
+    """The same for a head. Many of odd width are padded on a CPU, too: products into long rows that end anywhere are slow."""
+    return _rounded(width) if _is_odd(width, like) else wide(width, like)
 
 
 def _rounded(width: int) -> int:
@@ -39,7 +35,12 @@ def _rounded(width: int) -> int:
 
 
 def _is_odd(width: int, like: Tensor) -> bool:
-    return width % 2 == 1 and like.device.type == "cpu" and like.size(0) >= MANY
+    """Whether a CPU has many rows of odd width.
+
+    The compiler, which is to make one program for any number of nodes, does not ask how many there are.
+    """
+    odd = width % 2 == 1 and like.device.type == "cpu" and not torch.compiler.is_compiling()
+    return odd and like.size(0) >= MANY
 
 
 def widened(x: Tensor, *widths: int) -> Tensor:
