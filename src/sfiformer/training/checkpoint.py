@@ -138,7 +138,9 @@ class Checkpoints:
         sync_folder(self.run)
 
     def _prune(self) -> None:
-        """Remove what neither link points at, and the state (twice the size of the weights) of an old best."""
+        """Remove what neither link points at, and the state of an old best: twice the size of the weights, and three times
+        where they are averaged.
+        """
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             if path.name not in (self.last, self.best):
                 shutil.rmtree(path, ignore_errors=True)
