@@ -18,7 +18,7 @@ def split_heads(packed: Tensor, normed: int, eps: float) -> list[Tensor]:
         x / √(mean(x²) + eps) ,   the mean over the head.
 
     On a GPU this is one kernel forward and one backward, which reads and writes everything once; on a CPU it takes a few
-    passes more, and a fifth of those that autograd would take.
+    passes more, and fewer than autograd would.
     """
     if usable(packed) or (normed and _by_hand(packed)):
         return _split_heads(packed, normed, eps)[:-1]
