@@ -1,0 +1,58 @@
+"""The figures of training steps in README and docs/speed.md are those of the committed outputs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHAPES = ("voc", "peptides", "mnist", "cluster")
+README, PAGE = (ROOT / "README.md").read_text(), (ROOT / "docs" / "speed.md").read_text()
+
+
+def _steps(place: str) -> dict[str, dict[str, tuple[float, float]]]:
+    """Milliseconds a step and the peak of memory (0 where it is not given), by shape and model."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for line in (ROOT / "benchmarks" / "results" / f"training-{place}.txt").read_text().splitlines():
+        if shape := re.match(r"(\w+): \d+ graphs of", line):
+            found[shape[1]] = {}
+        elif row := re.match(r"  ([a-z-]+) +[\d,]+ +(\d+\.\d+) +\d+\.\d+ +\d+ +\d+\.\d+ +(\d+)?", line):
+            memory = float(row[3]) if place == "h200" else 0.0
+            list(found.values())[-1][row[1]] = float(row[2]), memory
+    assert set(found) == set(SHAPES)
+    return found
+
+
+def _row(text: str, name: str) -> list[str]:
+    """The cells of the one table row that begins like this."""
+    (line,) = re.findall(rf"^\| {re.escape(name)}[^|]*\|(.*)\|$", text, re.MULTILINE)
+    return [cell.strip() for cell in line.split("|")]
+
+
+def test_the_readme_has_the_steps_of_the_outputs():
+    gpu, cpu = (_steps(place) for place in ("h200", "cpu"))
+    ratios = [gpu[shape]["pyg"][0] / gpu[shape]["sfi"][0] for shape in SHAPES]
+    rows = {
+        "SFi-Former, ms a step": [f"{gpu[shape]['sfi'][0]:.1f}" for shape in SHAPES],
+        "PyG, ms a step": [f"{gpu[shape]['pyg'][0]:.1f}" for shape in SHAPES],
+        "PyG / SFi-Former": [f"{ratio:.1f}" for ratio in ratios],
+        "memory, SFi": [f"{gpu[shape]['sfi'][1] / gpu[shape]['pyg'][1]:.2f}" for shape in SHAPES],
+        "time of a step": [f"{cpu[shape]['sfi'][0] / cpu[shape]['pyg'][0]:.2f}" for shape in SHAPES],
+    }
+    assert {name: _row(README, name) for name in rows} == rows
+    assert f"training steps {min(ratios):.1f} to {max(ratios):.1f} times as fast as PyG's" in README
+
+
+@pytest.mark.parametrize(("place", "heading"), [("h200", "on a GPU"), ("cpu", "on a CPU")])
+def test_the_page_of_speed_has_them(place, heading):
+    section = PAGE.split(f"## A training step {heading}\n")[1].split("\n## ")[0]
+    digits = 1 if place == "h200" else 0
+    for shape, models in _steps(place).items():
+        step = {name: time for name, (time, _) in models.items()}
+        times = [f"{step[name]:.{digits}f}" for name in ("sfi", "sfi-default", "dfi", "softmax", "pyg")]
+        if place == "h200":
+            memory = models["sfi"][1] / models["pyg"][1]
+            times += [f"{step['pyg'] / step['sfi']:.1f}", f"{memory:.2f}"]
+        else:
+            times += [f"{step[name] / step['pyg']:.2f}" for name in ("sfi", "sfi-default")]
+        assert _row(section, shape) == times
