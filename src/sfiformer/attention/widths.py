@@ -88,7 +88,7 @@ def by_parts(x: Tensor, layers: Sequence[nn.Module], parts: int = 1, *, width: i
         weight, _ = ahead(x, lambda: _joined(weights, biases, *sizes), *weights, *biases)
         product = F.linear(_resized(x, wide_in, dtype, inner, True), weight)
     else:
-        product = F.linear(*evened(x, *joined(plain, x, parts, width=width)))
+        product = F.linear(*_evened(x, *joined(plain, x, parts, width=width)))
     return product.unflatten(1, (len(layers), parts, -1))
 
 
@@ -97,7 +97,7 @@ def linear(x: Tensor, layer: nn.Module) -> Tensor:
     return by_parts(x, [layer]).flatten(1)
 
 
-def evened(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def _evened(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """x, weight and bias for a product on a CPU, which is slow with many rows of odd length.
 
     Behind such rows come a one, of which the bias is then the weight, and zeros.

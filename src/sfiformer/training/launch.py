@@ -131,8 +131,9 @@ def _model(
     torch.manual_seed(derived_seed(prepared.config.seed, Stream.WEIGHTS))
     model = SFiFormer(prepared.config.model)
     if values is not None:
-        kept = load_checkpoint(run, "last").state_dict()
-        model.load_state_dict(values["average"]["weights"] if "average" in values else kept)
+        averaged = "average" in values  # and what the checkpoint has for its model is the average
+        trained = values["average"]["weights"] if averaged else load_checkpoint(run, "last").state_dict()
+        model.load_state_dict(trained)
     elif init_from is not None:
         source = RunFolder(init_from)
         dense = load_checkpoint(source) if source.exists else SFiFormer.from_pretrained(init_from)

@@ -1,4 +1,5 @@
-"""Fused Triton kernels, chosen on CUDA: the exact attention (`launch`), the rest of its layer, sums along edges (`rows`)."""
+"""Fused Triton kernels, chosen on CUDA: the exact attention (`launch`), the rest of its layer, sums along edges (`rows`),
+the paper's iteration (`iteration`)."""
 
 from __future__ import annotations
 
