@@ -78,15 +78,22 @@ class Ours(Loop):
             config.data.batch_size,
         )
         self.captured = capture and device.type == "cuda"
-        self.replay = Replay(self.store, self.batch_size, lambda batches: (self.step(batches),))
+        self.replay = Replay(
+            self.store,
+            self.batch_size,
+            lambda batches: (self.step(batches),),
+            structure=self.model.structure,
+        )
         self.patience = read_every(device)
 
     def epoch(self, number: int, steps: int | None = None) -> None:
         number %= ORDERS
         unread, read_at = [], time.perf_counter()
-        for index, graphs in enumerate(self._orders(number)[:steps]):
+        orders = self._orders(number)[:steps]
+        for index, graphs in enumerate(orders):
             torch.manual_seed(derived_seed(0, Stream.STEP, number, index))
-            unread.append(self.replay([graphs])[0] if self.captured else self._plainly(graphs))
+            then = orders[index + 1 : index + 2] or None
+            unread.append(self.replay([graphs], then)[0] if self.captured else self._plainly(graphs))
             if time.perf_counter() - read_at >= self.patience:
                 torch.cat(unread).tolist()
                 unread, read_at = [], time.perf_counter()

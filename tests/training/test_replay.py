@@ -144,7 +144,7 @@ def test_works_with_memory_in_common_lie_on_top_of_one_another(setting):
 
     def held_for(work, memory):
         torch.cuda.empty_cache()
-        replay, before = Replay(store, 4, work, memory), torch.cuda.memory_reserved()
+        replay, before = Replay(store, 4, work, memory=memory), torch.cuda.memory_reserved()
         for chosen in batches(store):
             replay([chosen])
         torch.cuda.empty_cache()
@@ -155,3 +155,25 @@ def test_works_with_memory_in_common_lie_on_top_of_one_another(setting):
     assert held_for(lambda batches: (step(batches),), memory) >= 32  # cuBLAS's work space, if nothing else
     assert held_for(measured, memory) < 32
     assert held_for(measured, None) >= 32
+
+
+@on_gpu
+@pytest.mark.parametrize("known", ["the next", "others", "nothing"])
+def test_batches_gathered_ahead_are_those_asked_for(experiment, known):
+    """With dropout: gathering beside the work must not touch its random numbers either."""
+    prepared = prepare(experiment({"model.dropout": 0.5, "data.batch_size": 4}))
+    store = prepared.stores["train"].to("cuda")
+    torch.manual_seed(0)
+    model = SFiFormer(prepared.config.model).cuda().train()
+    order = batches(store) + batches(store)[::-1]
+    following = {"the next": [*order[1:], None], "others": order, "nothing": [None] * len(order)}[known]
+    replay = Replay(store, 4, lambda batches: (model(batches[0]).detach(),), structure=model.structure)
+    alone = Replay(store, 4, lambda batches: (model(batches[0]).detach(),))
+    for number, (chosen, then) in enumerate(zip(order, following, strict=True)):
+        torch.manual_seed(number)
+        expected = alone([chosen])[0]
+        torch.cuda.synchronize()
+        torch.manual_seed(number)
+        got = replay([chosen], None if then is None else [then])[0]
+        assert torch.equal(got, expected), number
+    assert replay._captured

@@ -33,6 +33,7 @@ class GraphBatch:
     real_nodes: Tensor | None  # [] int64, in a padded batch: the rows after these are padding
     real_edges: Tensor | None
     real_graphs: Tensor | None
+    structure: tuple[Any, ...] | None  # what a model has found out about the graphs (`SFiFormer.structure`)
     edges_by_target = True  # edge_index ascends in row 1: see `EdgeOrder.of`
 
     def __init__(
@@ -47,6 +48,7 @@ class GraphBatch:
         real_nodes: Tensor | None = None,
         real_edges: Tensor | None = None,
         real_graphs: Tensor | None = None,
+        structure: tuple[Any, ...] | None = None,
     ) -> None:
         self.edge_index = edge_index
         self.batch = batch
@@ -55,6 +57,7 @@ class GraphBatch:
         self.max_nodes = max_nodes
         self.fields = fields
         self.real_nodes, self.real_edges, self.real_graphs = real_nodes, real_edges, real_graphs
+        self.structure = structure
 
     @property
     def num_graphs(self) -> int:
@@ -90,25 +93,21 @@ class GraphBatch:
 
     def replace(self, **fields: Tensor) -> GraphBatch:
         """The same graphs with some fields added or replaced; this batch is left as it is."""
-        return self._rebuild(lambda tensor: tensor, {**self.fields, **fields})
+        return GraphBatch(**{**vars(self), "fields": {**self.fields, **fields}})
+
+    def structured(self, structure: tuple[Any, ...]) -> GraphBatch:
+        """The same graphs with what a model has found out about them, which it then need not do again."""
+        return GraphBatch(**{**vars(self), "structure": structure})
 
     def to(self, device: str | torch.device, non_blocking: bool = False) -> GraphBatch:
-        return self._rebuild(lambda tensor: tensor.to(device, non_blocking=non_blocking), self.fields)
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> GraphBatch:
-        return self._rebuild(Tensor.pin_memory, self.fields)
+        return self.map(Tensor.pin_memory)
 
-    def _rebuild(self, move: Callable[[Tensor], Tensor], fields: dict[str, Tensor]) -> GraphBatch:
-        real = {name: getattr(self, name) for name in ("real_nodes", "real_edges", "real_graphs")}
-        return GraphBatch(
-            edge_index=move(self.edge_index),
-            batch=move(self.batch),
-            ptr=move(self.ptr),
-            graph_ids=move(self.graph_ids),
-            max_nodes=self.max_nodes,
-            fields={name: move(tensor) for name, tensor in fields.items()},
-            **{name: None if tensor is None else move(tensor) for name, tensor in real.items()},
-        )
+    def map(self, function: Callable[[Tensor], Tensor]) -> GraphBatch:
+        """The same graphs with every tensor as the function makes it."""
+        return GraphBatch(**{name: _mapped(value, function) for name, value in vars(self).items()})
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}={list(tensor.shape)}" for name, tensor in self.fields.items())
@@ -116,3 +115,15 @@ class GraphBatch:
             f"GraphBatch(num_graphs={self.num_graphs}, num_nodes={self.num_nodes}, num_edges={self.num_edges}"
             f"{', ' if shapes else ''}{shapes})"
         )
+
+
+def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The function on the tensors in dictionaries and tuples, named ones too; all else stays as it is."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {name: _mapped(part, function) for name, part in value.items()}
+    if isinstance(value, tuple):
+        parts = (_mapped(part, function) for part in value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value

@@ -193,34 +193,40 @@ class FeatureEncoder(nn.Module):
             self.position = LinearEncoder(config.pe_size, config.dim, "eslappe_vectors")
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, Structure]:
-        edge_index = batch.edge_index
-        graphs = Partition.of(batch, batch.num_nodes, edge_index.device)
-        dtype = _dtype(self.node)
-        branches = Branches("encoding", edge_index)  # edges and positions beside nodes
-        with branches.next(edge_index):
-            order, adjacency = self._neighbours(batch, dtype)
+        structure = getattr(batch, "structure", None)
+        if not isinstance(structure, Structure):  # one made ahead; a PyG Data may have anything by this name
+            structure = self.structure(batch)
+        graphs = structure.graphs
+        branches = Branches("encoding", batch.edge_index)  # edges and positions beside nodes
         with branches.next(getattr(batch, "edge_attr", None)):
             e = self._edge_states(batch)
         fields = [getattr(batch, field, None) for field in FIELDS.get(self.pe, ())]
         with branches.next(*fields, graphs.batch, graphs.ptr):
             position = self._position(batch, graphs)
         x = self._features(self.node, batch, "x", batch.num_nodes)
-        branches.join(e, position, *order, *(() if adjacency is None else (adjacency.weight, adjacency.loop)))
-        distance = None
-        if position is not None and self.pe != "eslappe":
-            x = torch.cat([x, position], dim=1)
-        elif position is not None:
-            difference = order.at_source(position) - order.at_target(position)  # [E, d]
-            distance = (difference * difference).sum(-1, keepdim=True)  # the gradient of a square is dear
-        real_edges = getattr(batch, "real_edges", None)
-        sizes = graph_sizes(graphs.ptr, dtype)
-        return x, e, Structure(edge_index, graphs, adjacency, distance, order, real_edges, sizes)
+        branches.join(e, position)
+        if position is None:
+            return x, e, structure
+        if self.pe != "eslappe":
+            return torch.cat([x, position], dim=1), e, structure
+        assert structure.order is not None
+        difference = structure.order.at_source(position) - structure.order.at_target(position)  # [E, d]
+        distance = (difference * difference).sum(-1, keepdim=True)  # the gradient of a square is dear
+        return x, e, structure._replace(distance=distance)
 
-    def _neighbours(self, batch: Any, dtype: torch.dtype) -> tuple[EdgeOrder, Adjacency | None]:
-        """The order of the edges, and Ã where the attention has that term."""
-        edge_index, nodes = batch.edge_index, batch.num_nodes
+    def structure(self, batch: Any) -> Structure:
+        """All that layers share about a batch's graphs, but for distances, which take weights."""
+        edge_index, nodes, dtype = batch.edge_index, batch.num_nodes, _dtype(self.node)
+        graphs = Partition.of(batch, nodes, edge_index.device)
         order = EdgeOrder.of(edge_index, nodes, by_target=getattr(batch, "edges_by_target", False))
-        return order, Adjacency.of(edge_index, nodes, dtype, order=order) if self.needs_adjacency else None
+        return Structure(
+            edge_index,
+            graphs,
+            adjacency=Adjacency.of(edge_index, nodes, dtype, order=order) if self.needs_adjacency else None,
+            order=order,
+            real_edges=getattr(batch, "real_edges", None),
+            sizes=graph_sizes(graphs.ptr, dtype),
+        )
 
     def _edge_states(self, batch: Any) -> Tensor | None:
         if self.edge is None:

@@ -49,9 +49,13 @@ class SFiFormer(Pretrained, nn.Module):
         return cls(build(ModelConfig, [*layers, Layer("overrides", overrides)]))
 
     def forward(self, batch: Any) -> Tensor:
-        x, e, structure = self.encoder(batch)
-        with running_ahead(x):
+        with running_ahead(batch.edge_index):
+            x, e, structure = self.encoder(batch)
             return self.head(self._states(x, e, structure), structure.graphs, batch)
+
+    def structure(self, batch: Any) -> Structure:
+        """What layers need to know about a batch's graphs, whatever the weights: a batch can have it ahead (`structured`)."""
+        return self.encoder.structure(batch)
 
     def embed(self, batch: Any) -> Tensor:
         """Node embeddings [N, d]. In a link model, those whose dot products rank all pairs of a graph."""

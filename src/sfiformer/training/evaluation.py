@@ -54,12 +54,14 @@ def measure(
     """
     model.eval()
     everything = np.arange(len(store)) if graphs is None else graphs
-    for batch in in_batches(everything, batch_size):
+    batches = [
+        batch[share(batch, ranks.rank(), ranks.count())] for batch in in_batches(everything, batch_size)
+    ]
+    for number, mine in enumerate(batches):
         if between is not None:
             between()
-        mine = batch[share(batch, ranks.rank(), ranks.count())]
         if replay is not None:
-            metric.update(*replay([mine]))
+            metric.update(*replay([mine], batches[number + 1 : number + 2] or None))
         elif len(mine):
             with autocast():
                 update(metric, model, store.batch(mine).to(device), task)

@@ -1,11 +1,13 @@
 """Work on batches as CUDA graphs: captured once for each shape of a batch, replayed ever after.
 
 On graphs of this size an ordinary step waits for Python and the driver most of the time: thousands of kernels of a few
-microseconds each. A CUDA graph launches all of them at once.
+microseconds each. A CUDA graph launches all of them at once. Gathering the graphs of a batch is another such graph, which runs
+beside the work on the batch before.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,9 @@ from sfiformer.data.gather import gather
 from sfiformer.data.shapes import BatchShape, Ladder
 from sfiformer.data.store import GraphStore
 from sfiformer.data.task import Task
+from sfiformer.training.buffers import BatchBuffer
 
+Parts = Sequence[np.ndarray]  # numbers of graphs, a batch of them each
 Work = Callable[[Sequence[GraphBatch]], tuple[Tensor, ...]]
 WARM_UPS = (
     2  # plain runs of a shape before it is captured: libraries and kernels prepare themselves in the first
@@ -52,87 +56,155 @@ def replayable(config: ExperimentConfig, task: Task, stores: Mapping[str, GraphS
 class Replay:
     """`work(batches)` on batches of a store that lies on the GPU, padded to a few shapes (`Ladder`).
 
-    The graphs of a batch are gathered inside the captured work, so that all the host sends are their numbers. Runs before the
-    capture are ordinary ones, with all their effects. Work must neither wait for the device nor depend on its values, and
-    padding must not change what it does.
+    All that the host sends are the numbers of graphs. Runs before the capture are ordinary ones, with all their effects. Work
+    must neither wait for the device nor depend on its values, and padding must not change what it does.
 
-    Works that never run at once, such as the steps of a run and its evaluation, can have the memory of captures in common.
+    Args:
+        structure: what a batch is given ahead of the work (`GraphBatch.structured`): that of a model which is to see it.
+        memory: works that never run at once, such as the steps of a run and its evaluation, can have it in common.
     """
 
     def __init__(
-        self, store: GraphStore, batch_size: int, work: Work, memory: "Memory | None" = None
+        self,
+        store: GraphStore,
+        batch_size: int,
+        work: Work,
+        *,
+        structure: Callable[[GraphBatch], tuple[Any, ...]] | None = None,
+        memory: "Memory | None" = None,
     ) -> None:
-        self.store, self.work, self.memory = store, work, memory or Memory()
+        self.store, self.work, self.structure, self.memory = store, work, structure, memory or Memory()
         self.ladder = Ladder(store, batch_size)
         self._runs: dict[tuple[BatchShape, ...], int] = {}
+        self._buffers: dict[tuple[BatchShape, ...], BatchBuffer] = {}
         self._captured: dict[tuple[BatchShape, ...], _Captured] = {}
 
-    def __call__(self, parts: Sequence[np.ndarray]) -> tuple[Tensor, ...]:
-        """What the work gives for the graphs with these numbers, a batch for each part."""
-        shapes, sent = self._sent(parts)
+    def __call__(self, parts: Parts, then: Parts | None = None) -> tuple[Tensor, ...]:
+        """What the work gives for the graphs with these numbers, a batch for each part.
+
+        ``then`` are the parts of the next call, as far as is known: they are gathered while the device works on these.
+        """
+        shapes, ids = self._numbers(parts)
         if not all(shape.filler for shape in shapes):  # of a shape that hardly comes twice
-            return self._plainly(shapes, sent)
+            return self.work(self._gathered(shapes, self._sent(ids)))
+        self._runs[shapes] = self._runs.get(shapes, 0) + 1
+        if self._runs[shapes] <= WARM_UPS:
+            return self._plainly(shapes, self._sent(ids))
         if shapes not in self._captured:
-            self._runs[shapes] = self._runs.get(shapes, 0) + 1
-            if self._runs[shapes] <= WARM_UPS:
-                return self._plainly(shapes, sent)
-            self._captured[shapes] = _Captured(
-                lambda static: self._plainly(shapes, static), sent, self.memory
-            )
-        return self._captured[shapes](sent)
+            gathered, buffer = partial(self._gathered, shapes), self._buffers[shapes]
+            self._captured[shapes] = _Captured(gathered, self.work, buffer, self._sent(ids), self.memory)
+        outputs = self._captured[shapes](ids)
+        if then is not None:
+            shapes, ids = self._numbers(then)
+            if shapes in self._captured:
+                self._captured[shapes].gather(ids)
+        return outputs
 
-    def batches(self, parts: Sequence[np.ndarray]) -> list[GraphBatch]:
+    def batches(self, parts: Parts) -> list[GraphBatch]:
         """The batches that the work is given for these graphs."""
-        return self._gathered(*self._sent(parts))
+        shapes, ids = self._numbers(parts)
+        return self._gathered(shapes, self._sent(ids))
 
-    def _sent(self, parts: Sequence[np.ndarray]) -> tuple[tuple[BatchShape, ...], Tensor]:
-        """The shapes that the parts are padded to, and the numbers of all their graphs on the device."""
+    def _numbers(self, parts: Parts) -> tuple[tuple[BatchShape, ...], np.ndarray]:
+        """The shapes that the parts are padded to, and the numbers of all their graphs, padding graphs included."""
         shapes = self.ladder.shapes(parts)
-        ids = np.concatenate([shape.slots(part) for shape, part in zip(shapes, parts, strict=True)])
-        return shapes, torch.from_numpy(ids).pin_memory().to(self.store.device, non_blocking=True)
+        return shapes, np.concatenate([shape.slots(part) for shape, part in zip(shapes, parts, strict=True)])
+
+    def _sent(self, ids: np.ndarray) -> Tensor:
+        return torch.from_numpy(ids).pin_memory().to(self.store.device, non_blocking=True)
 
     def _gathered(self, shapes: Sequence[BatchShape], ids: Tensor) -> list[GraphBatch]:
         slots = ids.split([shape.graphs for shape in shapes])
-        return [gather(self.store, mine, shape) for mine, shape in zip(slots, shapes, strict=True)]
+        batches = [gather(self.store, mine, shape) for mine, shape in zip(slots, shapes, strict=True)]
+        if self.structure is None:
+            return batches
+        return [batch.structured(self.structure(batch)) for batch in batches]
 
-    def _plainly(self, shapes: Sequence[BatchShape], ids: Tensor) -> tuple[Tensor, ...]:
-        return self.work(self._gathered(shapes, ids))
+    def _plainly(self, shapes: tuple[BatchShape, ...], ids: Tensor) -> tuple[Tensor, ...]:
+        """The work on tensors that lie where those of the capture will: kernels are compiled for how they lie."""
+        gathered = self._gathered(shapes, ids)
+        if shapes not in self._buffers:
+            self._buffers[shapes] = BatchBuffer(gathered)
+        self._buffers[shapes].fill(gathered)
+        return _own(self.work(self._buffers[shapes].batches))
 
 
 class _Captured:
-    """A function of one tensor as a CUDA graph."""
+    """The work on batches of one shape as a CUDA graph, and the gathering of these as another, on a stream of its own.
+
+    That fills a second buffer, which is copied to the first when the work on the batches there is done.
+    """
 
     def __init__(
-        self, function: Callable[[Tensor], tuple[Tensor, ...]], example: Tensor, memory: "Memory"
+        self,
+        gathered: Callable[[Tensor], list[GraphBatch]],
+        work: Work,
+        buffer: BatchBuffer,
+        ids: Tensor,
+        memory: "Memory",
     ) -> None:
-        self.input = example.clone()
-        self.graph = torch.cuda.CUDAGraph()
-        with memory.captures(self.graph):
-            self.outputs = function(self.input)
+        self.ids, self.side = ids.clone(), memory.side(ids.device)
+        self.held: np.ndarray | None = None  # the numbers of the graphs that the second buffer holds
+        self.buffer, self.next = buffer, BatchBuffer(buffer.batches)
+        self.filled, self.emptied = torch.cuda.Event(), torch.cuda.Event()
+        self.gathering, self.working = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with memory.captures(self.gathering, aside=True):
+            self.next.fill(gathered(self.ids))
+        with memory.captures(self.working):
+            self.outputs = work(buffer.batches)
+        for used in (self.ids, self.next.memory):
+            used.record_stream(self.side)
+        self.side.wait_stream(torch.cuda.current_stream())
 
-    def __call__(self, value: Tensor) -> tuple[Tensor, ...]:
-        self.input.copy_(value)
-        self.graph.replay()
-        return tuple(output.clone() for output in self.outputs)  # the next graph overwrites them
+    def gather(self, ids: np.ndarray) -> None:
+        """Fill the second buffer, beside whatever the device does now."""
+        with torch.cuda.stream(self.side):
+            self.side.wait_event(self.emptied)
+            self.ids.copy_(torch.from_numpy(ids).pin_memory(), non_blocking=True)
+            self.gathering.replay()
+            self.filled.record()
+        self.held = ids
+
+    def __call__(self, ids: np.ndarray) -> tuple[Tensor, ...]:
+        if self.held is None or not np.array_equal(self.held, ids):
+            self.gather(ids)
+        torch.cuda.current_stream().wait_event(self.filled)
+        self.buffer.memory.copy_(self.next.memory)
+        self.emptied.record()
+        self.held = None
+        self.working.replay()
+        return _own(self.outputs)
+
+
+def _own(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Copies: the next call overwrites what lies in a buffer or a capture."""
+    return tuple(output.clone() for output in outputs)
 
 
 class Memory:
-    """Where captures lie, each on top of the others: they run one after the other."""
+    """Where captures lie, each on top of the others: they run one after the other, and so do those of gathering."""
 
     def __init__(self) -> None:
-        self._pool: Any = None  # a handle, as `torch.cuda.graph` takes it
+        self._pools: dict[bool, Any] = {}  # handles, as `torch.cuda.graph` takes them; True: of gathering
+        self._side: torch.cuda.Stream | None = None
+
+    def side(self, device: torch.device) -> torch.cuda.Stream:
+        """The stream of gathering."""
+        self._side = self._side or torch.cuda.Stream(device)
+        return self._side
 
     @contextmanager
-    def captures(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """What is launched in here goes into the graph.
+    def captures(self, graph: torch.cuda.CUDAGraph, *, aside: bool = False) -> Iterator[None]:
+        """What is launched in here goes into the graph; ``aside``: of gathering, which runs beside the others.
 
         cuBLAS keeps a work space of 32 MiB for each stream and thread that it has been used on. Those of plain work are given
         back before a capture, which has streams of its own, and the capture's own after it, for the next to lie on.
         """
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        if aside not in self._pools:
+            self._pools[aside] = torch.cuda.graph_pool_handle()
         torch._C._cuda_clearCublasWorkspaces()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pools[aside]):
                 yield
         finally:
             torch._C._cuda_clearCublasWorkspaces()

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -112,7 +113,7 @@ class Trainer:
         self.read_at = time.perf_counter()
         while state.step < len(steps):
             self._stop_if_asked()
-            self._step(steps[state.step])
+            self._step(*steps[state.step : state.step + 2])
             every = settings.checkpoint_steps
             due = bool(every) and state.step % (every or 1) == 0 and state.step < len(steps)
             if due or state.step == len(steps) or time.perf_counter() - self.read_at >= self.read_every:
@@ -137,11 +138,14 @@ class Trainer:
         self._checkpoint(best=best, record=record)
         self.progress.epoch(record, best)
 
-    def _step(self, graphs: np.ndarray) -> None:
-        """One step on the training graphs with these numbers: `accumulate` global batches."""
+    def _step(self, graphs: np.ndarray, then: np.ndarray | None = None) -> None:
+        """One step on the training graphs with these numbers, `accumulate` global batches; ``then`` are the next step's."""
         parts, replay = self._parts(graphs, self.state.step), self.replays.get("step")
+        following = None if then is None else list(in_batches(then, self.config.data.batch_size))
         try:
-            values = replay(parts)[0] if replay else self.step(self._batches(parts, self.state.step))
+            values = (
+                replay(parts, following)[0] if replay else self.step(self._batches(parts, self.state.step))
+            )
         except NonFinite as error:
             raise self._non_finite(error, graphs, self.state.step) from error
         self.unread.append((graphs, values))
@@ -183,11 +187,9 @@ class Trainer:
         def step(batches: Sequence[GraphBatch]) -> tuple[Tensor, ...]:
             return (self.step(batches),)
 
-        memory, size = Memory(), self.config.data.batch_size
-        measured = {
-            split: Replay(store, self.measured_batch, answers, memory) for split, store in self.stores.items()
-        }
-        return {**measured, "step": Replay(self.stores["train"], size, step, memory)}
+        make = partial(Replay, structure=self.model.structure, memory=Memory())
+        measured = {split: make(store, self.measured_batch, answers) for split, store in self.stores.items()}
+        return {**measured, "step": make(self.stores["train"], self.config.data.batch_size, step)}
 
     def _parts(self, graphs: np.ndarray, step: int) -> list[np.ndarray]:
         """The batches of a step of this epoch; what is drawn at random from now on is that step's own."""
