@@ -26,7 +26,7 @@ def kernels(monkeypatch):
     """So few programs that each walks over several tiles."""
     module = pytest.importorskip("sfiformer.nn.kernels.distance_gate", reason="the kernels need Triton")
     if not GPU:
-        monkeypatch.setattr(module, "PARTS", 4)
+        monkeypatch.setattr(module, "PIECES", 4)
     return module
 
 

@@ -10,6 +10,7 @@ from sfiformer.attention.inputs import graph_sizes
 from sfiformer.attention.widths import linear, resized
 from sfiformer.branches import Branches
 from sfiformer.nn.config import ModelConfig
+from sfiformer.nn.deep_set import deep_set, fits
 from sfiformer.nn.partition import Partition, Structure
 
 # Sizes of OGB's vocabularies. Atoms: atomic number, chirality, degree, charge, hydrogens, radical electrons,
@@ -151,10 +152,10 @@ class LapPE(nn.Module):
 
     def forward(self, vectors: Tensor, values: Tensor, graphs: Partition) -> Tensor:
         """vectors [N, k], values [G, k] → [N, dim]."""
-        if self.training and self.sign_flip:
-            signs = torch.rsub(torch.randint_like(values, 2), -1, alpha=-2)  # [G, k], ±1
-        else:
-            signs = torch.ones_like(values)
+        flips = torch.randint_like(values, 2) if self.training and self.sign_flip else None  # [G, k], 0 or 1
+        if fits(self.phi, vectors, values):
+            return deep_set(vectors, values, flips, graphs.batch, self.phi)
+        signs = torch.ones_like(values) if flips is None else 2 * flips - 1
         pairs = graphs.spread(torch.stack([signs, values], dim=-1))  # [N, k, 2]
         pairs[..., 0].mul_(vectors)
         absent = pairs.isnan().any(-1, keepdim=True)  # [N, k, 1]

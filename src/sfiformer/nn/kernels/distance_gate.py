@@ -2,7 +2,7 @@
 two backward (`sfiformer.nn.distance_gate`).
 
 A tile is ROWS edges by all channels, GROUPS of LANES of them, and h is made anew for the backward. A thread has one edge and a
-channel of each group, so that most of a sum over channels stays in it. Sums over edges are made in at most PARTS pieces, in
+channel of each group, so that most of a sum over channels stays in it. Sums over edges are made in at most PIECES pieces, in
 float32, and put together in one order: there are no atomics, and two runs agree to the bit.
 """
 
@@ -11,9 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfiformer.nn.kernels.row_tiles import activated, slope
+from sfiformer.nn.kernels.row_tiles import PIECES, activated, slope, sum_pieces
 
-PARTS = 512  # pieces of a sum over edges
 GROUPS, WARPS = 8, 8
 
 
@@ -60,7 +59,7 @@ def backward_kernel(
     of_gate, gate, distance, first_weight, first_bias, last_weight, of_distance, sums, size,
     WIDTH: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """∂L/∂t = v · ∂L/∂h; over one piece of the edges Σ t ∂L/∂h, Σ ∂L/∂h, Σ act(h) ∂L/∂z and Σ ∂L/∂z, [PARTS, 3 d + 1].
+    """∂L/∂t = v · ∂L/∂h; over one piece of the edges Σ t ∂L/∂h, Σ ∂L/∂h, Σ act(h) ∂L/∂z and Σ ∂L/∂z, [PIECES, 3 d + 1].
 
     ∂L/∂z = ∂L/∂g g (1 − g) and ∂L/∂h = ∂L/∂z w ⊙ act'(h).
     """
@@ -91,15 +90,6 @@ def backward_kernel(
     store_channels(sums + WIDTH, of_b, WIDTH, GROUPS, LANES)
     store_channels(sums + 2 * WIDTH, of_w, WIDTH, GROUPS, LANES)
     tl.store(sums + 3 * WIDTH, tl.sum(of_c, 0))
-
-
-@triton.jit(do_not_specialize=["parts"])
-def sums_kernel(sums, total, parts, width, PARTS: tl.constexpr, COLS: tl.constexpr):
-    """The pieces put together: [parts, width] → [width]."""
-    part, columns = tl.arange(0, PARTS), tl.program_id(0) * COLS + tl.arange(0, COLS)
-    inside = (part < parts)[:, None] & (columns < width)[None, :]
-    pieces = tl.load(sums + part[:, None] * width + columns[None, :], mask=inside, other=0.0)
-    tl.store(total + columns, tl.sum(pieces, 0), mask=columns < width)
 
 
 def forward(
@@ -136,20 +126,16 @@ def backward(
     size, width = distance.numel(), first_bias.numel()
     programs, tile = _tiles(size, width)
     of_t = distance.new_empty(distance.shape if of_distance else 0)
-    of_parameters = first_bias.new_empty(3 * width + 1)
     sums = first_bias.new_empty((programs, 3 * width + 1))
     backward_kernel[(programs,)](
         of_gate.contiguous(), gate, distance.contiguous(), first_weight, first_bias, last_weight,
         of_t if of_distance else None, sums, size, width, *tile, activation, num_warps=WARPS,
     )  # fmt: skip
-    sums_kernel[(triton.cdiv(3 * width + 1, 16),)](
-        sums, of_parameters, programs, 3 * width + 1, PARTS=PARTS, COLS=16, num_warps=WARPS
-    )
-    return of_t, of_parameters
+    return of_t, sum_pieces(sums)
 
 
 def _tiles(size: int, width: int) -> tuple[int, tuple[int, int, int]]:
     """Programs, one at least, and groups, rows and lanes of a tile."""
     lanes = triton.next_power_of_2(triton.cdiv(width, GROUPS))
     rows = max(1, 32 * WARPS // lanes)
-    return max(1, min(PARTS, triton.cdiv(size, rows))), (GROUPS, rows, lanes)
+    return max(1, min(PIECES, triton.cdiv(size, rows))), (GROUPS, rows, lanes)

@@ -7,7 +7,9 @@ real rows alone, and put together in one order: padding and repetition change no
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
+PIECES = 512  # of a sum that `sum_pieces` puts together, at most
 ROUNDS = tl.constexpr(7)  # of Philox: the fewest that pass the statistical batteries (Salmon et al., 2011)
 
 
@@ -107,3 +109,20 @@ def slope(z, ACTIVATION: tl.constexpr):
         normal = tl.exp(-0.5 * z * z) * 0.3989422804014327
         out = 0.5 * (1 + tl.erf(z * 0.7071067811865476)) + z * normal
     return out
+
+
+@triton.jit(do_not_specialize=["pieces"])
+def pieces_kernel(sums, total, pieces, width, PIECES: tl.constexpr, COLS: tl.constexpr):
+    """[pieces, width] → [width], some columns."""
+    piece, columns = tl.arange(0, PIECES), tl.program_id(0) * COLS + tl.arange(0, COLS)
+    inside = (piece < pieces)[:, None] & (columns < width)[None, :]
+    values = tl.load(sums + piece[:, None] * width + columns[None, :], mask=inside, other=0.0)
+    tl.store(total + columns, tl.sum(values, 0), mask=columns < width)
+
+
+def sum_pieces(sums: Tensor) -> Tensor:
+    """[at most PIECES, width] → [width], in an order that depends on nothing else."""
+    pieces, width = sums.shape
+    total = sums.new_empty(width)
+    pieces_kernel[(triton.cdiv(width, 16),)](sums, total, pieces, width, PIECES, 16, num_warps=8)
+    return total
