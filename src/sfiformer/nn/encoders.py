@@ -80,29 +80,35 @@ class EmbeddingSum(nn.Module):
         for table in self.tables.weight.data.split(self.vocabulary):
             nn.init.xavier_uniform_(table)
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor, hot: Tensor | None = None) -> Tensor:
+        """``hot`` is what `hot` makes of the features, if that has been done."""
+        hot = self.hot(features) if hot is None else hot
+        if hot is not None:
+            with torch.autocast(hot.device.type, enabled=False):  # as exact as a lookup
+                return hot @ self.tables.weight
+        features = features.long()
+        self._check(features)
+        return self.tables(features + self.offsets)
+
+    def hot(self, features: Tensor) -> Tensor | None:
+        """[K, rows] of what the tables are multiplied with: 1 where the row stands for its column's value, 0 elsewhere.
+
+        None where they are looked up.
+        """
         if features.dim() != 2 or features.size(1) != len(self.vocabulary) or features.is_floating_point():
             raise ValueError(
                 f"{self.field} has shape {list(features.shape)} and dtype {features.dtype}; the model takes "
                 f"{len(self.vocabulary)} columns of integers"
             )
-        if self._multiplies(features):
-            return self._product(features)
-        features = features.long()
-        self._check(features)
-        return self.tables(features + self.offsets)
-
-    def _multiplies(self, features: Tensor) -> bool:
-        return features.is_cuda and len(self.column_of) <= PRODUCT_ROWS
-
-    def _product(self, features: Tensor) -> Tensor:
-        """hot @ tables, with hot [K, rows] 1 where the row stands for its column's value and 0 elsewhere."""
-        weight = self.tables.weight
+        if not self._multiplies(features):
+            return None
         hot = features.float().index_select(1, self.column_of).eq_(self.value_of)
         # A value out of its column's range has no row.
         torch._assert_async(hot.sum(dtype=torch.int64) == features.numel())
-        with torch.autocast(features.device.type, enabled=False):  # as exact as a lookup
-            return hot.to(weight.dtype) @ weight
+        return hot.to(self.tables.weight.dtype)
+
+    def _multiplies(self, features: Tensor) -> bool:
+        return features.is_cuda and len(self.column_of) <= PRODUCT_ROWS
 
     def _check(self, features: Tensor) -> None:
         # A value out of its column's range would read the next column's table in silence.
@@ -199,12 +205,12 @@ class FeatureEncoder(nn.Module):
             structure = self.structure(batch)
         graphs = structure.graphs
         branches = Branches("encoding", batch.edge_index)  # edges and positions beside nodes
-        with branches.next(getattr(batch, "edge_attr", None)):
-            e = self._edge_states(batch)
+        with branches.next(getattr(batch, "edge_attr", None), structure.hot.get("edge_attr")):
+            e = self._edge_states(batch, structure.hot)
         fields = [getattr(batch, field, None) for field in FIELDS.get(self.pe, ())]
         with branches.next(*fields, graphs.batch, graphs.ptr):
             position = self._position(batch, graphs)
-        x = self._features(self.node, batch, "x", batch.num_nodes)
+        x = self._features(self.node, batch, "x", batch.num_nodes, structure.hot)
         branches.join(e, position)
         if position is None:
             return x, e, structure
@@ -227,12 +233,21 @@ class FeatureEncoder(nn.Module):
             order=order,
             real_edges=getattr(batch, "real_edges", None),
             sizes=graph_sizes(graphs.ptr, dtype),
+            hot=self._hot(batch),
         )
 
-    def _edge_states(self, batch: Any) -> Tensor | None:
+    def _hot(self, batch: Any) -> dict[str, Tensor]:
+        found = {}
+        for field, encoder in (("x", self.node), ("edge_attr", self.edge)):
+            features = getattr(batch, field, None)
+            if isinstance(encoder, EmbeddingSum) and features is not None:
+                found[field] = encoder.hot(features)
+        return {field: hot for field, hot in found.items() if hot is not None}
+
+    def _edge_states(self, batch: Any, hot: dict[str, Tensor]) -> Tensor | None:
         if self.edge is None:
             return None
-        return self._features(self.edge, batch, "edge_attr", batch.edge_index.size(1))
+        return self._features(self.edge, batch, "edge_attr", batch.edge_index.size(1), hot)
 
     def _position(self, batch: Any, graphs: Partition) -> Tensor | None:
         """The positional encodings of the nodes, [N, pe_dim or d]."""
@@ -241,7 +256,9 @@ class FeatureEncoder(nn.Module):
         fields = [self._encoding(batch, field) for field in FIELDS[self.pe]]
         return self.position(*fields, graphs) if self.pe == "lappe" else self.position(*fields)
 
-    def _features(self, encoder: nn.Module, batch: Any, field: str, count: int) -> Tensor:
+    def _features(
+        self, encoder: nn.Module, batch: Any, field: str, count: int, hot: dict[str, Tensor]
+    ) -> Tensor:
         if isinstance(encoder, ConstantEncoder):
             return encoder(count)
         features = getattr(batch, field, None)
@@ -249,7 +266,7 @@ class FeatureEncoder(nn.Module):
             return torch.zeros(0, self.dim, device=batch.edge_index.device)
         if features is None:
             raise ValueError(f"the batch has no {field!r}, but the model has {encoder} for it")
-        return encoder(features)
+        return encoder(features, hot[field]) if field in hot else encoder(features)
 
     def _encoding(self, batch: Any, field: str) -> Tensor:
         values = getattr(batch, field, None)

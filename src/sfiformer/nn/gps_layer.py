@@ -82,7 +82,7 @@ class GPSLayer(nn.Module):
 
     def forward(self, x: Tensor, e: Tensor | None, structure: Structure) -> tuple[Tensor, Tensor | None]:
         """x [N, d], e [E, d] → new x, new e."""
-        edge_index, graphs, adjacency, distance, order, real_edges, sizes = structure
+        edge_index, graphs, adjacency, distance, order, real_edges, sizes, _ = structure
         h: Tensor | None = None
         update: Tensor | None = None
         branches = Branches("message passing", x)  # message passing beside attention

@@ -59,3 +59,4 @@ class Structure(NamedTuple):
     order: EdgeOrder | None = None  # of edge_index, where a layer walks along the edges
     real_edges: Tensor | None = None  # int64 [], on the device: padding edges come after these; None: all
     sizes: Tensor | None = None  # [G], of the graphs, as the attention takes them
+    hot: dict[str, Tensor] = {}  # noqa: RUF012  # by field: categorical features as what their tables are multiplied with
