@@ -17,7 +17,7 @@ from sfiformer.data import GraphStore
 from sfiformer.data.synthetic import cluster
 from sfiformer.data.task import Task
 from sfiformer.nn.config import ModelConfig
-from sfiformer.nn.encoders import ATOM_VOCABULARY, BOND_VOCABULARY
+from sfiformer.nn.features import ATOM_VOCABULARY, BOND_VOCABULARY
 from sfiformer.training.inference import encodings_of
 from sfiformer.training.objectives import DATASETS
 

@@ -17,12 +17,12 @@ from torch_geometric.nn import GPSConv, ResGatedGraphConv, global_mean_pool
 from breakdown import DATA
 from sfiformer.data.shapes import BatchShape
 from sfiformer.nn.config import ModelConfig
-from sfiformer.nn.encoders import (
+from sfiformer.nn.encoders import LapPE
+from sfiformer.nn.features import (
     ATOM_VOCABULARY,
     BOND_VOCABULARY,
     ConstantEncoder,
     EmbeddingSum,
-    LapPE,
     LinearEncoder,
 )
 from sfiformer.nn.heads import MLP

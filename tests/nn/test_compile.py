@@ -7,7 +7,7 @@ import torch
 from sfiformer import SFiFormer
 from sfiformer.data import GraphStore
 from sfiformer.data.shapes import Ladder
-from sfiformer.nn.encoders import ATOM_VOCABULARY, BOND_VOCABULARY
+from sfiformer.nn.features import ATOM_VOCABULARY, BOND_VOCABULARY
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 SIZES = (9, 14, 20, 12, 17, 11)  # nodes

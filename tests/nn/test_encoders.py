@@ -6,7 +6,8 @@ from torch_geometric.data import Data
 
 import sfiformer.data
 from sfiformer import ModelConfig
-from sfiformer.nn.encoders import BOND_VOCABULARY, EmbeddingSum, FeatureEncoder, LapPE, LinearEncoder
+from sfiformer.nn.encoders import FeatureEncoder, LapPE
+from sfiformer.nn.features import BOND_VOCABULARY, EmbeddingSum, LinearEncoder
 from sfiformer.nn.partition import Partition
 
 GRAPHS = Partition(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 3, 5]), 2, 3)

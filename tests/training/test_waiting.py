@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="the kernels need Triton")
 from sfiformer import SFiFormer
 from sfiformer.config import ExperimentConfig
 from sfiformer.data.batch import GraphBatch
-from sfiformer.nn.encoders import EmbeddingSum
+from sfiformer.nn.features import EmbeddingSum
 from sfiformer.training.examples import target_of
 from sfiformer.training.objectives import DATASETS, loss_and_metric
 
