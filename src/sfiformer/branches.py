@@ -68,6 +68,11 @@ def _opened(device: torch.device) -> Iterator[None]:
         _running_ahead.reset(token)
 
 
+def stream_ahead(like: Tensor) -> torch.cuda.Stream | None:
+    """The stream of what is made `ahead`, if there is one."""
+    return _running_ahead.get() if _capturing(like) else None
+
+
 def ahead(like: Tensor, work: Callable[[], Made], *weights: Tensor) -> Made:
     """What ``work`` makes of weights, of random numbers and of what there was before the layers, but of nothing that they make.
 
@@ -75,7 +80,7 @@ def ahead(like: Tensor, work: Callable[[], Made], *weights: Tensor) -> Made:
     their gradients put in place, while the layers compute. Otherwise it is made when it is asked for, and so it is where
     weights are no parameters, since something on the way may have made them.
     """
-    side = _running_ahead.get() if _capturing(like) else None
+    side = stream_ahead(like)
     if side is None or not all(isinstance(weight, torch.nn.Parameter) for weight in weights):
         return work()
     trunk = torch.cuda.current_stream(like.device)

@@ -25,6 +25,7 @@ from sfiformer.attention.inputs import (
     require_count,
     require_nodes,
 )
+from sfiformer.attention.products import product
 from sfiformer.attention.widths import by_parts, is_plain, joined, resized, wide, wide_head, widened
 from sfiformer.branches import ahead
 from sfiformer.flow import Proximal, checks
@@ -179,8 +180,8 @@ class SFiAttention(nn.Module):
             scores, values = self._scores_and_values(x)
             flowed = self._flow(x, scores, values, ptr, max_nodes, sizes).flatten(1)
             if self.adjacency:
-                near = self._along_edges(F.linear(values.flatten(1), weight), edge_index, adjacency)
-                far = F.linear(flowed, weight)
+                near = self._along_edges(product(values.flatten(1), weight), edge_index, adjacency)
+                far = product(flowed, weight)
                 if in_kernel and self.norm is not None:
                     from sfiformer.attention.kernels.mixing import mixed_norm
 

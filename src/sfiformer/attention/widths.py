@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfiformer.attention.kernels import usable
+from sfiformer.attention.products import product
 from sfiformer.branches import ahead
 from sfiformer.operators import operator
 
@@ -75,9 +76,9 @@ def by_parts(x: Tensor, layers: Sequence[nn.Module], parts: int = 1, *, width: i
     """
     plain = [layer for layer in layers if is_plain(layer)]
     if len(plain) < len(layers):
-        made = [layer(x[:, : getattr(layer, "in_features", x.size(1))]) for layer in layers]
-        product = torch.stack(made, dim=1).unflatten(2, (parts, -1))
-        return widened(product, wide(product.size(3), x) if width is None else width)
+        each = [layer(x[:, : getattr(layer, "in_features", x.size(1))]) for layer in layers]
+        made = torch.stack(each, dim=1).unflatten(2, (parts, -1))
+        return widened(made, wide(made.size(3), x) if width is None else width)
     layers = plain
     if usable(x) and len(layers) <= MOST:
         out, inner = layers[0].weight.shape
@@ -86,10 +87,10 @@ def by_parts(x: Tensor, layers: Sequence[nn.Module], parts: int = 1, *, width: i
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         sizes = (parts, width, 1, wide_in, dtype, True)
         weight, _ = ahead(x, lambda: _joined(weights, biases, *sizes), *weights, *biases)
-        product = F.linear(_resized(x, wide_in, dtype, inner, True), weight)
+        made = product(_resized(x, wide_in, dtype, inner, True), weight)
     else:
-        product = F.linear(*_evened(x, *joined(plain, x, parts, width=width)))
-    return product.unflatten(1, (len(layers), parts, -1))
+        made = F.linear(*_evened(x, *joined(plain, x, parts, width=width)))
+    return made.unflatten(1, (len(layers), parts, -1))
 
 
 def linear(x: Tensor, layer: nn.Module) -> Tensor:

@@ -1,0 +1,54 @@
+"""Products with weights: those whose weight's gradient is apart are those of PyTorch."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from sfiformer.attention import products
+from sfiformer.attention.products import product
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """As in a captured step, but for the streams; gives the shapes of gradients that came about apart."""
+    made = []
+    backward = products._OfWeight.backward
+
+    def seen(ctx, of_y):
+        found = backward(ctx, of_y)
+        made.append(found[0].shape)
+        return found
+
+    monkeypatch.setattr(products._OfWeight, "backward", staticmethod(seen))
+    monkeypatch.setattr(products, "stream_ahead", lambda x: object())
+    monkeypatch.setattr(torch.cuda, "stream", lambda side: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, side: None)
+    return made
+
+
+def results(call, x, weight):
+    """Of a weight that is used twice: the product, and the gradients of both."""
+    x, weight = (z.detach().requires_grad_() for z in (x, weight))
+    joint = 2 * weight  # made ahead
+    y = call(call(x.sin(), joint), joint.t().contiguous()) + x
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), [x, weight])]
+
+
+def test_gradients_apart_are_those_of_linear(apart):
+    torch.manual_seed(0)
+    x, weight = torch.randn(7, 5, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
+    for left, right in zip(results(product, x, weight), results(F.linear, x, weight), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
+    assert sorted(apart) == [(3, 5), (5, 3)]
+
+
+def test_what_is_large_or_constant_or_of_two_types_is_not_taken_apart(apart, monkeypatch):
+    x, weight = torch.randn(7, 5), torch.randn(3, 5, requires_grad=True)
+    product(x, weight).sum().backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        product(x.clone().requires_grad_(), weight.bfloat16()).sum().backward()
+    monkeypatch.setattr(products, "LARGE", 7 * 3 * 4 - 1)
+    product(x.clone().requires_grad_(), weight).sum().backward()
+    assert apart == []
