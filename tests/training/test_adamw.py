@@ -7,13 +7,19 @@ import copy
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
-from sfiformer.training import adamw
-from sfiformer.training.adamw import ClippedAdamW
+from sfiformer import SFiFormer
+from sfiformer.config import ExperimentConfig
+from sfiformer.training import adamw, prepare
+from sfiformer.training.adamw import ClippedAdamW, served
+from sfiformer.training.launch import make_optimizer
+from sfiformer.training.losses import CrossEntropy
+from sfiformer.training.step import Step
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -257,6 +263,42 @@ def test_misuse_is_named():
         wrong.grad = torch.zeros_like(wrong)
         with pytest.raises(ValueError, match="takes float32 parameters, each in one piece, all on cpu"):
             ClippedAdamW([wrong], lr).clipped_step([loss], 1.0, spoilt)
+
+
+def test_a_cpu_has_that_of_pytorch():
+    model = torch.nn.Linear(3, 2)
+    assert not served(list(model.parameters()))
+    assert type(make_optimizer(model, ExperimentConfig())) is torch.optim.AdamW
+
+
+@on_gpu
+def test_a_gpu_has_the_kernels_in_float32_alone():
+    model = torch.nn.Linear(3, 2).cuda()
+    assert type(make_optimizer(model, ExperimentConfig())) is ClippedAdamW
+    assert type(make_optimizer(model.double(), ExperimentConfig())) is torch.optim.AdamW
+
+
+def test_a_step_with_the_kernels_is_a_plain_one(experiment):
+    prepared = prepare(experiment({"model.dropout": 0.0, "model.attention_dropout": 0.0}))
+    batch = prepared.stores["train"].batch([0, 1, 2]).to(DEVICE)
+    fabric, loss = Fabric(accelerator=DEVICE, devices=1), CrossEntropy(6, weighted=True)
+    values, moments = [], []
+    for kind in (ClippedAdamW, torch.optim.AdamW):
+        torch.manual_seed(0)
+        model = SFiFormer(prepared.config.model).to(DEVICE)
+        # Small: the first steps would turn the last bit of a gradient into a whole step.
+        optimizer = kind(model.parameters(), lr=torch.tensor(1e-6, device=DEVICE), fused=True)
+        step = Step(fabric, model, optimizer, loss, prepared.task, 0.1)
+        if not GPU:
+            step.spoilt = torch.zeros(())
+        values.append(torch.cat([step([batch, batch]), step([batch])]))
+        assert all(p.grad is None for p in model.parameters())
+        states = [optimizer.state[p] for p in model.parameters() if optimizer.state[p]]
+        assert all(state["step"] == 2 for state in states)
+        moments.append(torch.cat([state["exp_avg"].flatten() for state in states]))
+    torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
+    assert values[0][2] > 0.1  # and was clipped
+    torch.testing.assert_close(*moments, rtol=1e-3, atol=1e-4 * float(moments[1].abs().max()))
 
 
 @on_gpu

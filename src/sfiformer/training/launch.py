@@ -12,6 +12,7 @@ from sfiformer import ranks
 from sfiformer.config import ExperimentConfig
 from sfiformer.errors import UserError
 from sfiformer.nn.model import SFiFormer, load_dense
+from sfiformer.training.adamw import ClippedAdamW, served
 from sfiformer.training.average import Average
 from sfiformer.training.checkpoint import Checkpoints, read_state
 from sfiformer.training.compiling import announced
@@ -167,15 +168,16 @@ def make_optimizer(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     order = sorted(range(len(trained)), key=lambda number: -trained[number].numel())
     device = trained[0].device
-    # On a GPU one kernel that a CUDA graph can hold, with the learning rate on the device.
+    # On a GPU kernels that a CUDA graph can hold, with the learning rate on the device.
     fused, lr = device.type == "cuda", config.optim.lr
     settings: dict[str, Any] = {
-        "lr": torch.tensor(lr, device=device) if fused else lr,
+        "lr": torch.tensor(lr, dtype=torch.float32, device=device) if fused else lr,
         "weight_decay": config.optim.weight_decay,
         "fused": fused,
         "capturable": fused,
     }
-    optimizer = torch.optim.AdamW([trained[number] for number in order], **settings)
+    kind = ClippedAdamW if served(trained) else torch.optim.AdamW
+    optimizer = kind([trained[number] for number in order], **settings)
     places = {number: place for place, number in enumerate(order)}
     optimizer.register_state_dict_post_hook(lambda _, state: _renumbered(state, dict(enumerate(order))))
     optimizer.register_load_state_dict_pre_hook(lambda _, state: _renumbered(state, places))

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
-from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_
 
 from sfiformer import ranks
 from sfiformer.data.batch import GraphBatch
 from sfiformer.data.task import Task
 from sfiformer.nn.model import SFiFormer
+from sfiformer.training.adamw import ClippedAdamW
 from sfiformer.training.average import Average
 from sfiformer.training.examples import target_of
 from sfiformer.training.losses import Loss
@@ -55,13 +55,11 @@ class Step:
         Raises:
             NonFinite: on a CPU, on all ranks alike.
         """
-        outputs, values, trained = self._gradient(batches)
-        if self.spoilt is not None:
-            torch.maximum(self.spoilt, (~values.isfinite()).any(), out=self.spoilt)
-        elif not bool(values.isfinite().all()):
-            raise NonFinite(self._where(outputs, values.tolist()))
-        clip_grads_with_norm_(trained, self.clip_norm, values[-1])
-        self.optimizer.step()
+        outputs, losses = self._gradient(batches)
+        if isinstance(self.optimizer, ClippedAdamW) and self.spoilt is not None:
+            values = self.optimizer.clipped_step(losses, self.clip_norm, self.spoilt)
+        else:
+            values = self._plainly(outputs, losses)
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update()
@@ -69,22 +67,35 @@ class Step:
 
     def explain(self, batches: Sequence[GraphBatch]) -> NonFinite:
         """What was not finite in a step on these batches that has left the weights as they were."""
-        outputs, values, _ = self._gradient(batches)
-        return NonFinite(self._where(outputs, values.tolist()))
+        outputs, losses = self._gradient(batches)
+        return NonFinite(self._where(outputs, [*torch.stack(losses).tolist(), float(self._norm())]))
 
-    def _gradient(self, batches: Sequence[GraphBatch]) -> tuple[list[Tensor], Tensor, list[Parameter]]:
-        """Outputs, losses and norm of the gradient, and the parameters that have one."""
+    def _plainly(self, outputs: list[Tensor], losses: list[Tensor]) -> Tensor:
+        """Clip the gradient and step along it; the losses, and the norm of the gradient."""
+        values = torch.stack([*losses, self._norm()])
+        if self.spoilt is not None:
+            torch.maximum(self.spoilt, (~values.isfinite()).any(), out=self.spoilt)
+        elif not bool(values.isfinite().all()):
+            raise NonFinite(self._where(outputs, values.tolist()))
+        clip_grads_with_norm_(self.model.parameters(), self.clip_norm, values[-1])
+        self.optimizer.step()
+        return values
+
+    def _norm(self) -> Tensor:
+        """Of the gradient. In float64: at ties of friction a derivative may be finite, and its square beyond float32."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norms = torch._foreach_norm(gradients, 2, dtype=torch.float64)
+        return torch.linalg.vector_norm(torch.stack(norms)).float()
+
+    def _gradient(self, batches: Sequence[GraphBatch]) -> tuple[list[Tensor], list[Tensor]]:
+        """Outputs and losses of the batches, whose gradient is then that of the parameters."""
         outputs, losses = [], []
         for batch in batches:
             output, loss = self._backward(batch, 1 / len(batches))
             outputs.append(output)
             losses.append(loss)
         ranks.sum_gradients(self.model.parameters())
-        trained = [p for p in self.model.parameters() if p.grad is not None]
-        # In float64: at ties of friction a derivative may be finite, and its square beyond float32.
-        norms = torch._foreach_norm([p.grad for p in trained if p.grad is not None], 2, dtype=torch.float64)
-        norm = torch.linalg.vector_norm(torch.stack(norms))
-        return outputs, torch.stack([*losses, norm.float()]), trained
+        return outputs, losses
 
     def _backward(self, batch: GraphBatch, factor: float) -> tuple[Tensor, Tensor]:
         """Add a batch's gradient; the outputs, and the loss of the global batch."""
