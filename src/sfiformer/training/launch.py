@@ -160,13 +160,8 @@ def _average(
 def make_optimizer(
     model: SFiFormer, config: ExperimentConfig, values: dict[str, Any] | None = None
 ) -> torch.optim.AdamW:
-    """AdamW for the model where it lies; `values` of a checkpoint take it up where that was written.
-
-    The largest parameters come first. A kernel of PyTorch's takes some thirty of them, in blocks of 65,536 numbers: so the
-    large ones share it, and a GPU is busy with all of them at a time. In its `state_dict` they are numbered as in the model.
-    """
+    """AdamW for the model where it lies; `values` of a checkpoint take it up where that was written."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    order = sorted(range(len(trained)), key=lambda number: -trained[number].numel())
     device = trained[0].device
     # On a GPU kernels that a CUDA graph can hold, with the learning rate on the device.
     fused, lr = device.type == "cuda", config.optim.lr
@@ -177,10 +172,7 @@ def make_optimizer(
         "capturable": fused,
     }
     kind = ClippedAdamW if served(trained) else torch.optim.AdamW
-    optimizer = kind([trained[number] for number in order], **settings)
-    places = {number: place for place, number in enumerate(order)}
-    optimizer.register_state_dict_post_hook(lambda _, state: _renumbered(state, dict(enumerate(order))))
-    optimizer.register_load_state_dict_pre_hook(lambda _, state: _renumbered(state, places))
+    optimizer = kind(trained, **settings)
     if values is not None:
         optimizer.load_state_dict(values["optimizer"])
         for group in optimizer.param_groups:  # a resumed run may have others, or be on another device
@@ -188,11 +180,6 @@ def make_optimizer(
         for state in optimizer.state.values():
             state["step"] = state["step"].to(device)
     return optimizer
-
-
-def _renumbered(state: dict[str, Any], numbers: dict[int, int]) -> dict[str, Any]:
-    """An optimiser's state whose parameters have other numbers."""
-    return {**state, "state": {numbers[number]: values for number, values in state["state"].items()}}
 
 
 def _progress(shown: bool | None, prepared: Prepared, state: State, metric: str) -> TrainingProgress:
