@@ -98,8 +98,10 @@ def test_half_precision_is_added_up_in_float32(dtype):
 
 @pytest.mark.parametrize("width", [1, 40, 235])
 @pytest.mark.parametrize("ordered", [False, True])
-def test_the_kernel_matches(width, ordered):
+@pytest.mark.parametrize("few", [0, 512])
+def test_the_kernel_matches(width, ordered, few, monkeypatch):
     rows = pytest.importorskip("sfiformer.attention.kernels.rows", reason="the kernel needs Triton")
+    monkeypatch.setattr(rows, "FEW", few)  # 0: these rows are many short ones
     nodes, edges = 5, 40
     edge_index = random_edges(nodes, edges, seed=width)
     if ordered:
@@ -118,6 +120,35 @@ def test_the_kernel_matches(width, ordered):
         out = rows.row_sum(*args)
         torch.testing.assert_close(out.double(), row_sum(*exact), rtol=1e-5, atol=1e-5)
         assert torch.equal(out, rows.row_sum(*args))
+
+
+@pytest.mark.parametrize("width", [1, 16, 235])
+def test_some_long_rows_among_many_short_ones(width):
+    """As the graphs of a padded batch: their mean is 27 terms, the longest has 150."""
+    rows = pytest.importorskip("sfiformer.attention.kernels.rows", reason="the kernel needs Triton")
+    sizes = torch.tensor([150, 131, 0, 1, 2, 2, 0, 3, 5, 1, 1])
+    terms = int(sizes.sum())
+    generator = torch.Generator().manual_seed(width)
+    values, nodes = (torch.randn(count, width, generator=generator) for count in (terms, len(sizes)))
+    weight, loop = (torch.randn(count, generator=generator) for count in (terms, len(sizes)))
+    order = torch.randperm(terms, generator=generator)
+    column = torch.randint(len(sizes), (terms,), generator=generator)
+    segment = torch.repeat_interleave(torch.arange(len(sizes)), sizes)  # of the k-th term
+    matrix = torch.nn.functional.one_hot(segment, len(sizes)).T.double()
+    ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    for args, exact in (
+        ((values, ptr), matrix @ values.double()),
+        ((values, ptr, order), matrix @ values[order].double()),
+        ((values, ptr, order, None, weight), matrix @ (weight[:, None] * values.double())[order]),
+        ((nodes, ptr, None, column, weight), matrix @ (weight[:, None] * nodes[column].double())),
+        ((nodes, ptr, order, column), matrix @ nodes[column[order]].double()),
+        (
+            (nodes, ptr, order, column, weight, loop),
+            matrix @ (weight[:, None] * nodes[column].double())[order] + loop[:, None] * nodes.double(),
+        ),
+    ):
+        moved = [None if a is None else a.to(DEVICE) for a in args]
+        torch.testing.assert_close(rows.row_sum(*moved).double().cpu(), exact, rtol=1e-5, atol=1e-5)
 
 
 def test_the_kernel_without_rows_or_edges():

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+FEW = 512  # rows of a sum, one program each, that do not fill a GPU
+
 
 @triton.jit
 def row_sum_kernel(
@@ -77,12 +79,14 @@ def row_sum(
     if out.numel() == 0:
         return out
     terms = len(x) if column is None else len(column)
-    if terms <= 64 * rows:
+    if rows > FEW and terms <= 64 * rows:
         columns = min(triton.next_power_of_2(width), 1024)
         edges, warps = tile_edges(terms, rows, columns), tile_warps(columns)
-    else:  # few long rows are cut into narrow columns: more programs, and more terms at a time in each
+    else:
+        # Few rows, or long ones, are cut into narrow columns: more programs, and more terms at a time in each. Of few rows the
+        # mean says little: the graphs of a padded batch are some long ones and many of hardly a node.
         columns = min(triton.next_power_of_2(width), 16)
-        edges = min(triton.next_power_of_2(-(-2 * terms // rows)), 512)
+        edges = max(1, min(triton.next_power_of_2(-(-2 * terms // rows)), 512))
         warps = max(1, edges * columns // 512)
     row_sum_kernel[(rows, triton.cdiv(width, columns))](
         x, out, ptr, order, column, weight, loop, width, columns, edges, num_warps=warps
