@@ -63,8 +63,17 @@ def resized(x: Tensor, width: int) -> Tensor:
 
 def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a layer is its weight and bias and no more: no other class (adapted, quantised, parametrised) and no hooks."""
-    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
-    return type(layer) is nn.Linear and layer.bias is not None and not any(hooks)
+    return type(layer) is nn.Linear and layer.bias is not None and not has_hooks(layer)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return any(hooks)
 
 
 def by_parts(x: Tensor, layers: Sequence[nn.Module], parts: int = 1, *, width: int | None = None) -> Tensor:
@@ -79,18 +88,25 @@ def by_parts(x: Tensor, layers: Sequence[nn.Module], parts: int = 1, *, width: i
         each = [layer(x[:, : getattr(layer, "in_features", x.size(1))]) for layer in layers]
         made = torch.stack(each, dim=1).unflatten(2, (parts, -1))
         return widened(made, wide(made.size(3), x) if width is None else width)
-    layers = plain
-    if usable(x) and len(layers) <= MOST:
-        out, inner = layers[0].weight.shape
-        width = wide(out // parts, x) if width is None else width
-        wide_in, dtype = wide(inner + 1, x), _of_products(x, layers)
-        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        sizes = (parts, width, 1, wide_in, dtype, True)
-        weight, _ = ahead(x, lambda: _joined(weights, biases, *sizes), *weights, *biases)
-        made = product(_resized(x, wide_in, dtype, inner, True), weight)
-    else:
-        made = F.linear(*_evened(x, *joined(plain, x, parts, width=width)))
-    return made.unflatten(1, (len(layers), parts, -1))
+    if usable(x) and len(plain) <= MOST:
+        return of_ready(_resized(x, *taken(x, plain), True), plain, parts, width=width)
+    made = F.linear(*_evened(x, *joined(plain, x, parts, width=width)))
+    return made.unflatten(1, (len(plain), parts, -1))
+
+
+def taken(x: Tensor, layers: Sequence[nn.Linear]) -> tuple[int, torch.dtype, int]:
+    """What `of_ready` takes in place of x: the width of its rows, their type, and how many columns come before the ones."""
+    inner = layers[0].weight.size(1)
+    return wide(inner + 1, x), _of_products(x, layers), inner
+
+
+def of_ready(rows: Tensor, layers: Sequence[nn.Linear], parts: int = 1, *, width: int | None = None) -> Tensor:
+    """`by_parts` of plain layers, five at most, with kernels: of rows that have the columns of ones and zeros already."""
+    width = wide(layers[0].weight.size(0) // parts, rows) if width is None else width
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    sizes = (parts, width, 1, rows.size(1), rows.dtype, True)
+    weight, _ = ahead(rows, lambda: _joined(weights, biases, *sizes), *weights, *biases)
+    return product(rows, weight).unflatten(1, (len(layers), parts, -1))
 
 
 def linear(x: Tensor, layer: nn.Module) -> Tensor:
