@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sfiformer.branches import ahead
 from sfiformer.nn.kernels.batch_norm_device import apply_kernel, gradient_kernel, moments_kernel, sums_kernel
+from sfiformer.nn.kernels.row_tiles import drop_numbers
 
 SUB, COLS = 16, 32  # a tile is 8 · SUB rows of COLS channels
 PARTS = 128  # pieces of a sum over rows
@@ -84,14 +85,12 @@ class _FusedBatchNorm(torch.autograd.Function):
         return of_x, of_update, of_residual, of_weight, of_bias, *[None] * 9
 
 
-def _options(x: Tensor, rows: Tensor | None, dropout: float) -> tuple[dict[str, Any], tuple[int, float]]:
-    """Compile-time settings, and dropout's probability in 2⁻¹⁶ with the factor of what is kept."""
-    below = round(dropout * 65536)
-    factor = 65536 / (65536 - below) if below < 65536 else 0.0
+def _options(x: Tensor, rows: Tensor | None) -> dict[str, Any]:
+    """Compile-time settings."""
     options = {"SUB": SUB, "COLS": COLS, "PARTS": PARTS, "MASKED": rows is not None, "num_warps": WARPS}
     if x.is_cuda:
         options["maxnreg"] = 128  # two programs at a time on a processor
-    return options, (below, factor)
+    return options
 
 
 def _grid(x: Tensor) -> tuple[int, int]:
@@ -124,7 +123,7 @@ def batch_norm(
     """out [N, d], x + dropout(update) [N, d] (empty without update), and mean and 1/deviation of each channel [d]."""
     out, added, mean, scale = _outputs(x, update, residual, weight)
     pivots, means, squares = weight.new_empty((1 + 2 * PARTS, x.size(1))).split((1, PARTS, PARTS))
-    options, (below, factor) = _options(x, rows, dropout)
+    options, (below, factor) = _options(x, rows), drop_numbers(dropout)
     grid, add = _grid(x), update is not None
     moments_kernel[grid](
         x, _or(update, x), added, _or(rows, batches), _or(seed, batches), pivots, means, squares, below, factor, *x.shape,
@@ -161,7 +160,7 @@ def batch_norm_backward(
     """
     of_x, of_update, of_weight, of_bias = _gradients(x, weight, dtype, update_dtype)
     sums = weight.new_empty((2, PARTS, x.size(1)))
-    options, (below, factor) = _options(x, rows, dropout)
+    options, (below, factor) = _options(x, rows), drop_numbers(dropout)
     options["ACTIVATION"] = activation
     grid = _grid(x)
     inputs = (x, grad_out, weight, bias, mean, scale, _or(rows, x), _or(seed, x), *sums)

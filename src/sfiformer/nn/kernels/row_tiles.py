@@ -13,6 +13,12 @@ PIECES = 512  # of a sum that `sum_pieces` puts together, at most
 ROUNDS = tl.constexpr(7)  # of Philox: the fewest that pass the statistical batteries (Salmon et al., 2011)
 
 
+def drop_numbers(dropout: float) -> tuple[int, float]:
+    """The probability of dropout in 2⁻¹⁶, and the factor of what is kept: what `kept` takes."""
+    below = round(dropout * 65536)
+    return below, 65536 / (65536 - below) if below < 65536 else 0.0
+
+
 @triton.jit
 def real_rows(rows, size, MASKED: tl.constexpr):
     """The number of real rows: ``rows`` on the device, or all."""
