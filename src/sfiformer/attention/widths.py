@@ -100,7 +100,9 @@ def taken(x: Tensor, layers: Sequence[nn.Linear]) -> tuple[int, torch.dtype, int
     return wide(inner + 1, x), _of_products(x, layers), inner
 
 
-def of_ready(rows: Tensor, layers: Sequence[nn.Linear], parts: int = 1, *, width: int | None = None) -> Tensor:
+def of_ready(
+    rows: Tensor, layers: Sequence[nn.Linear], parts: int = 1, *, width: int | None = None
+) -> Tensor:
     """`by_parts` of plain layers, five at most, with kernels: of rows that have the columns of ones and zeros already."""
     width = wide(layers[0].weight.size(0) // parts, rows) if width is None else width
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
