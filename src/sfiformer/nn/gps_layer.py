@@ -4,11 +4,12 @@ from torch import Tensor, nn
 
 from sfiformer.attention import SFiAttention
 from sfiformer.attention.dropout import Dropout
-from sfiformer.attention.widths import linear, resized
+from sfiformer.attention.widths import has_hooks, linear, resized
 from sfiformer.branches import Branches
 from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS
+from sfiformer.nn.hidden import hidden_linear
 from sfiformer.nn.local import make_local
 from sfiformer.nn.norms import add_and_norm, make_norm
 from sfiformer.nn.partition import Structure
@@ -50,7 +51,12 @@ class FeedForward(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         first, activation, dropout, last = self
-        return resized(linear(dropout(activation(linear(x, first))), last), x.size(1))
+        hidden = linear(x, first)
+        if type(dropout) is Dropout and not has_hooks(dropout):
+            out = hidden_linear(hidden, last, activation, dropout.p, dropout.training)
+        else:
+            out = linear(dropout(activation(hidden)), last)
+        return resized(out, x.size(1))
 
 
 class GPSLayer(nn.Module):

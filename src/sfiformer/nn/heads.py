@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfiformer.attention.dropout import dropped
-from sfiformer.attention.widths import linear, resized
+from sfiformer.attention.widths import resized
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS
+from sfiformer.nn.hidden import hidden_linear
 from sfiformer.nn.partition import Partition
 
 
@@ -27,11 +27,12 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # At widths that the device likes: the columns behind a layer's own are 0, and stay so.
-        for layer in self.hidden:
-            x = self.activation(linear(dropped(x, self.dropout, self.training), layer))
-            if self.l2norm:
-                x = F.normalize(x, dim=-1)
-        return resized(linear(dropped(x, self.dropout, self.training), self.out), self.outputs)
+        for place, layer in enumerate([*self.hidden, self.out]):
+            activation = self.activation if place else None  # of what the layer before made
+            if activation is not None and self.l2norm:
+                x, activation = F.normalize(activation(x), dim=-1), None
+            x = hidden_linear(x, layer, activation, self.dropout, self.training)
+        return resized(x, self.outputs)
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, l2norm={self.l2norm}"
