@@ -1,5 +1,6 @@
 """Products with weights: those whose weight's gradient is apart are those of PyTorch."""
 
+import ctypes
 from contextlib import nullcontext
 
 import pytest
@@ -42,6 +43,26 @@ def test_gradients_apart_are_those_of_linear(apart):
     for left, right in zip(results(product, x, weight), results(F.linear, x, weight), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
     assert sorted(apart) == [(3, 5), (5, 3)]
+
+
+def test_what_another_stream_may_still_read_is_not_changed(apart, monkeypatch):
+    """A gradient that goes to a sum, too, would be added to in place as soon as nobody else held it."""
+    seen, backward = [], products._OfWeight.backward
+
+    def watched(ctx, of_y):
+        place = of_y.data_ptr(), of_y.numel() * of_y.element_size()
+        seen.append((*place, ctypes.string_at(*place)))
+        return backward(ctx, of_y)
+
+    monkeypatch.setattr(products._OfWeight, "backward", staticmethod(watched))
+    torch.manual_seed(0)
+    x, first, second = (torch.randn(8, 8, requires_grad=True) for _ in range(3))
+    h = x.sin()
+    y = product(product(h, 2 * first).relu(), 2 * second) + h  # the gradient of y is that of both terms
+    loss = (y * y).sum()
+    loss.backward()
+    assert len(seen) == 2
+    assert all(ctypes.string_at(place, size) == before for place, size, before in seen)
 
 
 def test_what_is_large_or_constant_or_of_two_types_is_not_taken_apart(apart, monkeypatch):

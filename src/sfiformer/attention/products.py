@@ -41,6 +41,8 @@ class _OfWeight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_y: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
+        # Held for as long as the graph is: what nobody holds autograd may add to in place, while this is still being read.
+        ctx.held = of_y
         return of_y.t() @ x, None
 
 
