@@ -1,9 +1,9 @@
 """LapPE's Σ_k relu(W relu(U (s v, λ) + b) + c) fused over the eigenpairs of a node: one kernel forward, two backward
 (`sfiformer.nn.deep_set`).
 
-A program owns tiles of ROWS nodes and goes through their pairs one by one, with all parameters on chip; what is between the
-layers is made anew for the backward. Sums over nodes are made in at most PARTS pieces, in float32, and put together in one
-order: there are no atomics, and two runs agree to the bit.
+A program owns tiles of ROWS nodes and goes through their pairs one by one, with all of these and all parameters on chip; what
+is between the layers is made anew for the backward. Sums over nodes are made in at most PIECES pieces, in float32, and put
+together in one order: there are no atomics, and two runs agree to the bit.
 """
 
 import torch
@@ -17,14 +17,23 @@ ROWS, WARPS = 32, 4
 
 
 @triton.jit
-def load_pair(vectors, values, flips, nodes, graphs, is_node, pair, PAIRS: tl.constexpr):
-    """(s v, λ) of each node, 0 where there is none, and whether there is one."""
-    a = tl.load(vectors + nodes * PAIRS + pair, mask=is_node, other=0.0)
-    b = tl.load(values + graphs * PAIRS + pair, mask=is_node, other=0.0)
+def load_pairs(vectors, values, flips, graph, nodes, size, PAIRS: tl.constexpr, K: tl.constexpr):
+    """(s v, λ) of all pairs of each node, 0 where there is none, and 1 where there is one: [ROWS, K] each."""
+    pairs = tl.arange(0, K)[None, :]
+    graphs = tl.load(graph + nodes, mask=nodes < size, other=0)
+    inside = (nodes < size)[:, None] & (pairs < PAIRS)
+    a = tl.load(vectors + nodes[:, None] * PAIRS + pairs, mask=inside, other=0.0)
+    b = tl.load(values + graphs[:, None] * PAIRS + pairs, mask=inside, other=0.0)
     if flips is not None:
-        a *= 2 * tl.load(flips + graphs * PAIRS + pair, mask=is_node, other=0.0) - 1
-    there = is_node & (a == a) & (b == b)
-    return tl.where(there, a, 0.0), tl.where(there, b, 0.0), there
+        a *= 2 * tl.load(flips + graphs[:, None] * PAIRS + pairs, mask=inside, other=0.0) - 1
+    there = inside & (a == a) & (b == b)
+    return tl.where(there, a, 0.0), tl.where(there, b, 0.0), tl.where(there, 1.0, 0.0)
+
+
+@triton.jit
+def column(x, pair, K: tl.constexpr):
+    """[ROWS, K] → [ROWS], one pair of each node."""
+    return tl.sum(tl.where(tl.arange(0, K)[None, :] == pair, x, 0.0), 1)
 
 
 @triton.jit
@@ -49,69 +58,67 @@ def before_relu(a, b, parameters):
     """U (a, b) + b, [ROWS, H], and W relu(that) + c, [ROWS, D]."""
     of_vector, of_value, shift, weight, last_shift = parameters
     h = a[:, None] * of_vector[None, :] + b[:, None] * of_value[None, :] + shift[None, :]
-    y = tl.dot(activated(h, "relu"), tl.trans(weight), input_precision="ieee") + last_shift[None, :]
+    y = tl.dot(activated(h, "relu"), tl.trans(weight), input_precision="tf32x3") + last_shift[None, :]
     return h, y
 
 
 @triton.jit(do_not_specialize=["size"])
 def forward_kernel(
     vectors, values, flips, graph, first_weight, first_bias, last_weight, last_bias, result, size,
-    PAIRS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, H: tl.constexpr,
+    PAIRS: tl.constexpr, K: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, H: tl.constexpr,
 ):  # fmt: skip
     """The sums of one tile of nodes."""
     parameters = load_parameters(first_weight, first_bias, last_weight, last_bias, DIM, D, H)
     nodes = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    is_node = nodes < size
-    graphs = tl.load(graph + nodes, mask=is_node, other=0)
+    a, b, there = load_pairs(vectors, values, flips, graph, nodes, size, PAIRS, K)
     total = tl.zeros([ROWS, D], tl.float32)
     for pair in range(PAIRS):
-        a, b, there = load_pair(vectors, values, flips, nodes, graphs, is_node, pair, PAIRS)
-        _, y = before_relu(a, b, parameters)
-        total += tl.where(there[:, None], activated(y, "relu"), 0.0)
+        _, y = before_relu(column(a, pair, K), column(b, pair, K), parameters)
+        total += tl.where(column(there, pair, K)[:, None] > 0, activated(y, "relu"), 0.0)
     columns = tl.arange(0, D)
-    inside = is_node[:, None] & (columns < DIM)[None, :]
+    inside = (nodes < size)[:, None] & (columns < DIM)[None, :]
     tl.store(result + nodes[:, None] * DIM + columns[None, :], total, mask=inside)
 
 
 @triton.jit(do_not_specialize=["size"])
 def backward_kernel(
     grad, vectors, values, flips, graph, first_weight, first_bias, last_weight, last_bias, sums, size,
-    PAIRS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, H: tl.constexpr,
+    PAIRS: tl.constexpr, K: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, H: tl.constexpr,
 ):  # fmt: skip
     """Over one piece of the nodes, with g the gradient of their sums, ∂L/∂y = g ⊙ relu'(y) and ∂L/∂h = Wᵀ ∂L/∂y ⊙ relu'(h):
     Σ ∂L/∂h (s v, λ)ᵀ, Σ ∂L/∂h, Σ ∂L/∂y relu(h)ᵀ and Σ ∂L/∂y."""
     parameters = load_parameters(first_weight, first_bias, last_weight, last_bias, DIM, D, H)
     weight = parameters[3]
     hidden, columns = tl.arange(0, H), tl.arange(0, D)
-    of_vector = tl.zeros([H], tl.float32)
-    of_value = tl.zeros([H], tl.float32)
-    of_shift = tl.zeros([H], tl.float32)
+    # Each place of a tile adds up its own nodes; warps wait for one another once, at the end.
+    of_vector = tl.zeros([ROWS, H], tl.float32)
+    of_value = tl.zeros([ROWS, H], tl.float32)
+    of_shift = tl.zeros([ROWS, H], tl.float32)
+    of_last_shift = tl.zeros([ROWS, D], tl.float32)
     of_weight = tl.zeros([D, H], tl.float32)
-    of_last_shift = tl.zeros([D], tl.float32)
     for start in range(tl.program_id(0) * ROWS, size, tl.num_programs(0) * ROWS):
         nodes = (tl.full((), 0, tl.int64) + start) + tl.arange(0, ROWS)
-        is_node = nodes < size
-        graphs = tl.load(graph + nodes, mask=is_node, other=0)
-        inside = is_node[:, None] & (columns < DIM)[None, :]
+        inside = (nodes < size)[:, None] & (columns < DIM)[None, :]
         g = tl.load(grad + nodes[:, None] * DIM + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+        vector, value, there = load_pairs(vectors, values, flips, graph, nodes, size, PAIRS, K)
         for pair in range(PAIRS):
-            a, b, there = load_pair(vectors, values, flips, nodes, graphs, is_node, pair, PAIRS)
+            a, b = column(vector, pair, K), column(value, pair, K)
             h, y = before_relu(a, b, parameters)
-            of_y = tl.where(there[:, None], g * slope(y, "relu"), 0.0)
-            of_h = tl.dot(of_y, weight, input_precision="ieee") * slope(h, "relu")
-            of_vector += tl.sum(of_h * a[:, None], 0)
-            of_value += tl.sum(of_h * b[:, None], 0)
-            of_shift += tl.sum(of_h, 0)
-            of_weight += tl.dot(tl.trans(of_y), activated(h, "relu"), input_precision="ieee")
-            of_last_shift += tl.sum(of_y, 0)
+            of_y = tl.where(column(there, pair, K)[:, None] > 0, g * slope(y, "relu"), 0.0)
+            of_h = tl.dot(of_y, weight, input_precision="tf32x3") * slope(h, "relu")
+            of_vector += of_h * a[:, None]
+            of_value += of_h * b[:, None]
+            of_shift += of_h
+            of_last_shift += of_y
+            of_weight = tl.dot(tl.trans(of_y), activated(h, "relu"), of_weight, input_precision="tf32x3")
     real = hidden < 2 * DIM
     sums += tl.program_id(0) * (6 * DIM + 2 * DIM * DIM + DIM)
-    tl.store(sums + 2 * hidden, of_vector, mask=real)
-    tl.store(sums + 2 * hidden + 1, of_value, mask=real)
-    tl.store(sums + 4 * DIM + hidden, of_shift, mask=real)
+    tl.store(sums + 2 * hidden, tl.sum(of_vector, 0), mask=real)
+    tl.store(sums + 2 * hidden + 1, tl.sum(of_value, 0), mask=real)
+    tl.store(sums + 4 * DIM + hidden, tl.sum(of_shift, 0), mask=real)
     at = sums + 6 * DIM + columns[:, None] * (2 * DIM) + hidden[None, :]
     tl.store(at, of_weight, mask=(columns < DIM)[:, None] & real[None, :])
-    tl.store(sums + 6 * DIM + 2 * DIM * DIM + columns, of_last_shift, mask=columns < DIM)
+    tl.store(sums + 6 * DIM + 2 * DIM * DIM + columns, tl.sum(of_last_shift, 0), mask=columns < DIM)
 
 
 def forward(
@@ -130,7 +137,7 @@ def forward(
     if size:
         forward_kernel[(triton.cdiv(size, ROWS),)](
             *_inputs(vectors, values, flips, graph), first_weight, first_bias, last_weight, last_bias, result, size,
-            pairs, dim, *_tile(dim), num_warps=WARPS,
+            pairs, *_tile(pairs, dim), num_warps=WARPS,
         )  # fmt: skip
     return result
 
@@ -152,7 +159,7 @@ def backward(
     sums = first_bias.new_empty((programs, 7 * dim + 2 * dim * dim))
     backward_kernel[(programs,)](
         grad.contiguous(), *_inputs(vectors, values, flips, graph), first_weight, first_bias, last_weight, last_bias,
-        sums, size, pairs, dim, *_tile(dim), num_warps=WARPS,
+        sums, size, pairs, *_tile(pairs, dim), num_warps=WARPS,
     )  # fmt: skip
     return sum_pieces(sums)
 
@@ -161,6 +168,7 @@ def _inputs(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
-def _tile(dim: int) -> tuple[int, int, int]:
-    """Rows, and what d and 2d are padded to: a product takes no less than 16."""
-    return ROWS, max(16, triton.next_power_of_2(dim)), max(16, triton.next_power_of_2(2 * dim))
+def _tile(pairs: int, dim: int) -> tuple[int, int, int, int, int]:
+    """What the pairs are padded to, d, rows, and what d and 2d are padded to: a product takes no less than 16."""
+    wide, hidden = (max(16, triton.next_power_of_2(size)) for size in (dim, 2 * dim))
+    return triton.next_power_of_2(pairs), dim, ROWS, wide, hidden
