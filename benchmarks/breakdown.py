@@ -25,7 +25,7 @@ from common import Call, synchronize
 DATA = "gathering a batch"  # a range around it, in all loops
 GROUPS = {
     "data": DATA,
-    "optimiser, clipping": r"Optimizer\.|_foreach_|multi_tensor_apply",
+    "optimiser, clipping": r"Optimizer\.|_foreach_|multi_tensor_apply|squares_kernel|update_kernel",
     "attention": r"(fused|packed)_attention|scaled_dot_product|fmha|flash_fwd|flash_bwd",
     "GatedGCN, adjacency": r"gated_sum|distance_gate|neighbour_sum|segment_sum|index_?add|index_?select|scatter|gather|sort",
     "norms": r"(batch|layer|rms|mixed)_?norm",
