@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sfiformer.operators import operator
 
-PARTS = 256  # pieces of a sum over rows
+PARTS = 1024  # pieces of a sum over rows
 TILE, WARPS = 2048, 8  # entries of a tile
 
 
@@ -145,8 +145,8 @@ def mixed_norm_backward(
         grad, near, far, raw_gamma, bias, gain, of_near, of_far, sums, of_share,
         near.size(0), grad.stride(0), eps, **options,
     )  # fmt: skip
-    sums_kernel[(3, -(-dim // 32))](
-        sums, of_share, raw_gamma, of_vectors, of_gamma, parts, dim, PARTS=PARTS, COLS=32, num_warps=WARPS
+    sums_kernel[(3, -(-dim // 8))](
+        sums, of_share, raw_gamma, of_vectors, of_gamma, parts, dim, PARTS=PARTS, COLS=8, num_warps=WARPS
     )
     return of_near, of_far, of_gamma, of_vectors
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from sfiformer.nn.kernels.row_tiles import activated, draw, drop_numbers, kept, load_tile, slope
 
 SUB, COLS = 8, 32  # a tile is 8 · SUB rows of COLS columns
-WARPS = 2
+WARPS = 4
 
 
 @triton.jit(do_not_specialize=["size"])
