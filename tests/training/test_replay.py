@@ -20,14 +20,15 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 STEPS, SHARE = 6, 0.9
 
 
-@pytest.fixture(params=["eslappe", "lappe", "rwse"])
+@pytest.fixture(params=["eslappe", "lappe", "rwse", "gcn"])
 def setting(experiment, request):
     """setting(): a step with a fresh model, and the store of its data, on the GPU."""
     # A small learning rate: AdamW's first steps would turn the last bit of a gradient into a whole step.
     quiet = {
         "model.dropout": 0.0,
         "model.attention_dropout": 0.0,
-        "model.pe": request.param,
+        "model.pe": "rwse" if request.param == "gcn" else request.param,
+        "model.local": "gcn" if request.param == "gcn" else "gatedgcn",
         "model.pe_dim": 4,
         "model.sign_flip": False,
         "data.batch_size": 4,

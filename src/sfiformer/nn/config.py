@@ -137,7 +137,7 @@ class ModelConfig:
     @property
     def uses_edges(self) -> bool:
         """Whether edge features reach the model at all."""
-        return self.local in ("gatedgcn", "gine", "gat")
+        return self.local in ("gatedgcn", "gcn", "gine", "gat")
 
     def fitted(
         self,

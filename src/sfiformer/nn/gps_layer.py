@@ -9,6 +9,7 @@ from sfiformer.branches import Branches
 from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS
+from sfiformer.nn.gcn import GCN
 from sfiformer.nn.hidden import hidden_linear
 from sfiformer.nn.local import make_local
 from sfiformer.nn.norms import add_and_norm, make_norm
@@ -93,8 +94,13 @@ class GPSLayer(nn.Module):
         update: Tensor | None = None
         branches = Branches("message passing", x)  # message passing beside attention
         if self.local is not None and self.local_norm is not None:
-            with branches.next(x, e, distance, edge_index, *(order or ()), graphs.real_nodes, real_edges):
-                local, e = self.local(x, e, edge_index, distance, order, graphs.real_nodes, real_edges)
+            weights = () if adjacency is None else (adjacency.weight, adjacency.loop)
+            known = (distance, *(order or ()), graphs.real_nodes, real_edges, *weights)
+            with branches.next(x, e, edge_index, *known):
+                options = {"adjacency": adjacency} if isinstance(self.local, GCN) else {}
+                local, e = self.local(
+                    x, e, edge_index, distance, order, graphs.real_nodes, real_edges, **options
+                )
                 h = self.local_norm(local, graphs)
         if self.attention is not None:
             update = self.attention(

@@ -1,4 +1,4 @@
-"""Local message passing of a GPS layer: GatedGCN, or one of PyG's convolutions behind the same call."""
+"""Local message passing of a GPS layer: GatedGCN, GCN, or one of PyG's convolutions behind the same call."""
 
 from torch import Tensor, nn
 
@@ -6,6 +6,7 @@ from sfiformer.attention import EdgeOrder
 from sfiformer.attention.dropout import dropped
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.gated_gcn import ACTIVATIONS, GatedGCN
+from sfiformer.nn.gcn import GCN
 
 
 class PyGLocal(nn.Module):
@@ -13,14 +14,12 @@ class PyGLocal(nn.Module):
 
     def __init__(self, kind: str, dim: int, *, heads: int, dropout: float, activation: str) -> None:
         super().__init__()
-        from torch_geometric import nn as pyg  # slow to import, and GatedGCN does not need it
+        from torch_geometric import nn as pyg  # slow to import, and the layers of our own do not need it
 
         def mlp() -> nn.Module:
             return nn.Sequential(nn.Linear(dim, dim), ACTIVATIONS[activation](), nn.Linear(dim, dim))
 
-        if kind == "gcn":
-            self.conv = pyg.GCNConv(dim, dim)
-        elif kind == "gin":
+        if kind == "gin":
             self.conv = pyg.GINConv(mlp())
         elif kind == "gine":
             self.conv = pyg.GINEConv(mlp())
@@ -58,6 +57,8 @@ def make_local(config: ModelConfig, *, last: bool) -> nn.Module:
             pe_gate=config.pe == "eslappe",
             update_edges=not last,
         )
+    if config.local == "gcn":
+        return GCN(config.dim, dropout=config.dropout, activation=config.activation)
     return PyGLocal(
         config.local, config.dim, heads=config.heads, dropout=config.dropout, activation=config.activation
     )
