@@ -122,44 +122,28 @@ def backward_kernel(
 
 
 def forward(
-    vectors: Tensor,
-    values: Tensor,
-    flips: Tensor | None,
-    graph: Tensor,
-    first_weight: Tensor,
-    first_bias: Tensor,
-    last_weight: Tensor,
-    last_bias: Tensor,
+    vectors: Tensor, values: Tensor, flips: Tensor | None, graph: Tensor, *parameters: Tensor
 ) -> Tensor:
-    """[N, d] in float32."""
-    (size, pairs), dim = vectors.shape, last_bias.numel()
+    """[N, d] in float32; the parameters are U, b, W and c."""
+    (size, pairs), dim = vectors.shape, parameters[-1].numel()
     result = vectors.new_empty((size, dim), dtype=torch.float32)
     if size:
         forward_kernel[(triton.cdiv(size, ROWS),)](
-            *_inputs(vectors, values, flips, graph), first_weight, first_bias, last_weight, last_bias, result, size,
-            pairs, *_tile(pairs, dim), num_warps=WARPS,
+            *_inputs(vectors, values, flips, graph), *parameters, result, size, pairs, *_tile(pairs, dim), num_warps=WARPS
         )  # fmt: skip
     return result
 
 
 def backward(
-    grad: Tensor,
-    vectors: Tensor,
-    values: Tensor,
-    flips: Tensor | None,
-    graph: Tensor,
-    first_weight: Tensor,
-    first_bias: Tensor,
-    last_weight: Tensor,
-    last_bias: Tensor,
+    grad: Tensor, vectors: Tensor, values: Tensor, flips: Tensor | None, graph: Tensor, *parameters: Tensor
 ) -> Tensor:
     """The gradients of the parameters one behind the other."""
-    (size, pairs), dim = vectors.shape, last_bias.numel()
+    (size, pairs), dim = vectors.shape, parameters[-1].numel()
     programs = max(1, min(PIECES, triton.cdiv(size, ROWS)))
-    sums = first_bias.new_empty((programs, 7 * dim + 2 * dim * dim))
+    sums = grad.new_empty((programs, 7 * dim + 2 * dim * dim), dtype=torch.float32)
     backward_kernel[(programs,)](
-        grad.contiguous(), *_inputs(vectors, values, flips, graph), first_weight, first_bias, last_weight, last_bias,
-        sums, size, pairs, *_tile(pairs, dim), num_warps=WARPS,
+        grad.contiguous(), *_inputs(vectors, values, flips, graph), *parameters, sums, size, pairs, *_tile(pairs, dim),
+        num_warps=WARPS,
     )  # fmt: skip
     return sum_pieces(sums)
 
