@@ -6,7 +6,7 @@ from sfiformer.nn import GatedGCN
 from sfiformer.nn.local import PyGLocal, make_local
 
 
-@pytest.mark.parametrize("kind", ["gin", "gine", "gat", "sage"])
+@pytest.mark.parametrize("kind", ["gcn", "gin", "gine", "gat", "sage"])
 def test_pyg_layers(kind):
     local = make_local(ModelConfig(dim=6, local=kind, heads=4), last=False).eval()
     x, e, edge_index = torch.randn(3, 6), torch.randn(2, 6), torch.tensor([[0, 1], [1, 0]])

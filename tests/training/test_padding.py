@@ -121,7 +121,7 @@ def test_class_weights_do_not_count_padding(name):
     check(TASKS[name], weighted=True)
 
 
-@pytest.mark.parametrize("local", ["gcn", "gat", "sage", "none"])
+@pytest.mark.parametrize("local", ["edge-gcn", "gcn", "gat", "sage", "none"])
 def test_other_message_passing(local):
     check(TASKS["multilabel"], local=local)
 

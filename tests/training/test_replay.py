@@ -28,7 +28,7 @@ def setting(experiment, request):
         "model.dropout": 0.0,
         "model.attention_dropout": 0.0,
         "model.pe": "rwse" if request.param == "gcn" else request.param,
-        "model.local": "gcn" if request.param == "gcn" else "gatedgcn",
+        "model.local": "edge-gcn" if request.param == "gcn" else "gatedgcn",
         "model.pe_dim": 4,
         "model.sign_flip": False,
         "data.batch_size": 4,

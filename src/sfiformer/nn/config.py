@@ -20,7 +20,7 @@ class ModelConfig:
     | SFi-Former, Ã only | attention: adjacency |
     | DFi-Former | attention: dfi |
     | GPS+Transformer | attention: softmax, head_width: narrow |
-    | GatedGCN, GCN, GIN, GAT, GraphSAGE | attention: none, local: gatedgcn, gcn, gin or gine, gat, sage |
+    | GatedGCN, GCN, GIN, GAT, GraphSAGE | attention: none, local: gatedgcn, gcn or edge-gcn, gin or gine, gat, sage |
     """
 
     layers: int = 4
@@ -34,8 +34,8 @@ class ModelConfig:
     norm: Literal["batch", "layer", "graph", "none"] = "batch"
     """The three norms of a GPS layer: over the batch, a node, or a graph (all its nodes and channels)."""
 
-    local: Literal["gatedgcn", "gcn", "gin", "gine", "gat", "sage", "none"] = "gatedgcn"
-    """Local message passing; gatedgcn, gine and gat see edge features."""
+    local: Literal["gatedgcn", "edge-gcn", "gcn", "gin", "gine", "gat", "sage", "none"] = "gatedgcn"
+    """Local message passing; gatedgcn, edge-gcn, gine and gat see edge features."""
 
     attention: Literal["sfi", "dfi", "softmax", "adjacency", "none"] = "sfi"
     """Global attention: sparse flows, dense flows, softmax without the adjacency term, or Ã alone."""
@@ -137,7 +137,7 @@ class ModelConfig:
     @property
     def uses_edges(self) -> bool:
         """Whether edge features reach the model at all."""
-        return self.local in ("gatedgcn", "gcn", "gine", "gat")
+        return self.local in ("gatedgcn", "edge-gcn", "gine", "gat")
 
     def fitted(
         self,

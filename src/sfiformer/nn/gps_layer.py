@@ -8,8 +8,8 @@ from sfiformer.attention.widths import has_hooks, linear, resized
 from sfiformer.branches import Branches
 from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
+from sfiformer.nn.edge_gcn import EdgeGCN
 from sfiformer.nn.gated_gcn import ACTIVATIONS
-from sfiformer.nn.gcn import GCN
 from sfiformer.nn.hidden import hidden_linear
 from sfiformer.nn.local import make_local
 from sfiformer.nn.norms import add_and_norm, make_norm
@@ -97,7 +97,7 @@ class GPSLayer(nn.Module):
             weights = () if adjacency is None else (adjacency.weight, adjacency.loop)
             known = (distance, *(order or ()), graphs.real_nodes, real_edges, *weights)
             with branches.next(x, e, edge_index, *known):
-                options = {"adjacency": adjacency} if isinstance(self.local, GCN) else {}
+                options = {"adjacency": adjacency} if isinstance(self.local, EdgeGCN) else {}
                 local, e = self.local(
                     x, e, edge_index, distance, order, graphs.real_nodes, real_edges, **options
                 )

@@ -1,12 +1,12 @@
-"""Local message passing of a GPS layer: GatedGCN, GCN, or one of PyG's convolutions behind the same call."""
+"""Local message passing of a GPS layer: GatedGCN, GCN with edge states, or one of PyG's convolutions behind the same call."""
 
 from torch import Tensor, nn
 
 from sfiformer.attention import EdgeOrder
 from sfiformer.attention.dropout import dropped
 from sfiformer.nn.config import ModelConfig
+from sfiformer.nn.edge_gcn import EdgeGCN
 from sfiformer.nn.gated_gcn import ACTIVATIONS, GatedGCN
-from sfiformer.nn.gcn import GCN
 
 
 class PyGLocal(nn.Module):
@@ -19,7 +19,9 @@ class PyGLocal(nn.Module):
         def mlp() -> nn.Module:
             return nn.Sequential(nn.Linear(dim, dim), ACTIVATIONS[activation](), nn.Linear(dim, dim))
 
-        if kind == "gin":
+        if kind == "gcn":
+            self.conv = pyg.GCNConv(dim, dim)
+        elif kind == "gin":
             self.conv = pyg.GINConv(mlp())
         elif kind == "gine":
             self.conv = pyg.GINEConv(mlp())
@@ -57,8 +59,8 @@ def make_local(config: ModelConfig, *, last: bool) -> nn.Module:
             pe_gate=config.pe == "eslappe",
             update_edges=not last,
         )
-    if config.local == "gcn":
-        return GCN(config.dim, dropout=config.dropout, activation=config.activation)
+    if config.local == "edge-gcn":
+        return EdgeGCN(config.dim, dropout=config.dropout, activation=config.activation)
     return PyGLocal(
         config.local, config.dim, heads=config.heads, dropout=config.dropout, activation=config.activation
     )

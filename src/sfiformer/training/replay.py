@@ -48,7 +48,7 @@ def replayable(config: ExperimentConfig, task: Task, stores: Mapping[str, GraphS
         and ranks.count() == 1
         and on_gpu
         and task.kind != "ranking"
-        and model.local in ("gatedgcn", "gcn", "none")
+        and model.local in ("gatedgcn", "edge-gcn", "none")
         and (fused or model.attention in ("adjacency", "none"))
     )
 

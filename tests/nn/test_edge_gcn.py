@@ -1,4 +1,4 @@
-"""GCN against its equations with a dense Ã."""
+"""GCN with edge states against its equations with a dense Ã."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from sfiformer import ModelConfig, SFiFormer
 from sfiformer.attention import Adjacency
-from sfiformer.nn import GCN
+from sfiformer.nn import EdgeGCN
 from sfiformer.nn.local import make_local
 
 # Node 3 receives nothing, 0 → 1 comes twice, 2 has an edge to itself.
@@ -35,7 +35,7 @@ def by_equations(layer, x, e):
 @pytest.mark.parametrize("known", [False, True])
 def test_against_the_equations(known):
     torch.manual_seed(0)
-    layer = GCN(6, activation="gelu", dropout=0.5).double().eval()
+    layer = EdgeGCN(6, activation="gelu", dropout=0.5).double().eval()
     layer.norm.running_mean.normal_()
     x, e = torch.randn(4, 6, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
     found, expected = [], []
@@ -54,7 +54,7 @@ def test_against_the_equations(known):
 
 
 def test_without_edges():
-    layer = GCN(4)
+    layer = EdgeGCN(4)
     x = torch.randn(3, 4, requires_grad=True)
     new_x, new_e = layer(x, torch.zeros(0, 4), torch.zeros(2, 0, dtype=torch.long))
     new_x.sum().backward()
@@ -65,11 +65,11 @@ def test_without_edges():
 
 def test_in_a_model(make_batch):
     config = ModelConfig(
-        dim=24, layers=2, heads=2, local="gcn", node_encoder="linear", node_features=5, edge_encoder="linear",
+        dim=24, layers=2, heads=2, local="edge-gcn", node_encoder="linear", node_features=5, edge_encoder="linear",
         edge_features=2, head="graph", outputs=3,
     )  # fmt: skip
     assert config.uses_edges
-    assert isinstance(make_local(config, last=True), GCN)
+    assert isinstance(make_local(config, last=True), EdgeGCN)
     model = SFiFormer(config)
     batch = make_batch(config)
     model(batch).sum().backward()

@@ -9,7 +9,7 @@ from sfiformer.attention.widths import linear
 from sfiformer.nn.norms import BatchNorm
 
 
-class GCN(nn.Module):
+class EdgeGCN(nn.Module):
     """Graph convolution (Kipf and Welling, 2017) with edge states, a norm and a residual (Luo et al., 2025), on edges j → i.
 
         x̂_i = Σ_j Ã_ij (A x_j + C e_ij) + b ,     Ã = D^{-1/2} (A + I) D^{-1/2} ,  e_ii = 0
