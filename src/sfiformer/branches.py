@@ -73,17 +73,20 @@ def stream_ahead(like: Tensor) -> torch.cuda.Stream | None:
     return _running_ahead.get() if _capturing(like) else None
 
 
-def ahead(like: Tensor, work: Callable[[], Made], *weights: Tensor) -> Made:
+def ahead(
+    like: Tensor, work: Callable[[], Made], *weights: Tensor, uses: tuple[Tensor | None, ...] = ()
+) -> Made:
     """What ``work`` makes of weights, of random numbers and of what there was before the layers, but of nothing that they make.
 
     In a captured step (`running_ahead`) that is on a stream of its own, and so is its backward: weights are made ready, and
     their gradients put in place, while the layers compute. Otherwise it is made when it is asked for, and so it is where
-    weights are no parameters, since something on the way may have made them.
+    weights are no parameters, since something on the way may have made them. ``uses`` are tensors from before the layers.
     """
     side = stream_ahead(like)
     if side is None or not all(isinstance(weight, torch.nn.Parameter) for weight in weights):
         return work()
     trunk = torch.cuda.current_stream(like.device)
+    _shared(side, uses)
     with torch.cuda.stream(side):
         made = work()
     trunk.wait_stream(side)

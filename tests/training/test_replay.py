@@ -181,3 +181,20 @@ def test_batches_gathered_ahead_are_those_asked_for(experiment, known):
         got = replay([chosen], None if then is None else [then])[0]
         assert torch.equal(got, expected), number
     assert replay._captured
+
+
+@on_gpu
+def test_what_is_made_ahead_sees_the_sizes_of_its_own_batch(experiment):
+    """λ*/n of each graph, with the structure found inside the captured work."""
+    prepared = prepare(experiment({"model.lam_scaling": "graph", "data.batch_size": 4}))
+    store = prepared.stores["train"].to("cuda")
+    torch.manual_seed(0)
+    model = SFiFormer(prepared.config.model).cuda().eval()
+
+    @torch.no_grad()
+    def work(batches):
+        return (model(batches[0]),)
+
+    inside, ahead = Replay(store, 4, work), Replay(store, 4, work, structure=model.structure)
+    for chosen in batches(store):
+        assert torch.equal(inside([chosen])[0], ahead([chosen])[0])

@@ -262,7 +262,10 @@ class SFiAttention(nn.Module):
         if self.mode == "dfi":
             return dfi_attention(q, k, values, ptr, **options)
         strengths = ahead(
-            x, lambda: self.strengths(ptr, x, sizes).for_each(ptr.shape[0] - 1), self.raw_lam_factor
+            x,
+            lambda: self.strengths(ptr, x, sizes).for_each(ptr.shape[0] - 1),
+            self.raw_lam_factor,
+            uses=(ptr, sizes),
         )
         options |= strengths._asdict()
         out = sfi_attention(q, k, values, q_friction, k_friction, ptr, **options)

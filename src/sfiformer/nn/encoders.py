@@ -88,10 +88,10 @@ class FeatureEncoder(nn.Module):
         elif config.pe == "eslappe":
             self.position = LinearEncoder(config.pe_size, config.dim, "eslappe_vectors")
 
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, Structure]:
-        structure = getattr(batch, "structure", None)
-        if not isinstance(structure, Structure):  # one made ahead; a PyG Data may have anything by this name
-            structure = self.structure(batch)
+    def forward(
+        self, batch: Any, structure: Structure | None = None
+    ) -> tuple[Tensor, Tensor | None, Structure]:
+        structure = self.structure(batch) if structure is None else structure
         graphs = structure.graphs
         branches = Branches("encoding", batch.edge_index)  # edges and positions beside nodes
         with branches.next(getattr(batch, "edge_attr", None), structure.hot.get("edge_attr")):
@@ -111,7 +111,10 @@ class FeatureEncoder(nn.Module):
         return x, e, structure._replace(distance=distance)
 
     def structure(self, batch: Any) -> Structure:
-        """All that layers share about a batch's graphs, but for distances, which take weights."""
+        """All that layers share about a batch's graphs, but for distances, which take weights: as it is there, or made."""
+        made = getattr(batch, "structure", None)
+        if isinstance(made, Structure):  # a PyG Data may have anything by this name
+            return made
         edge_index, nodes, dtype = batch.edge_index, batch.num_nodes, _dtype(self.node)
         graphs = Partition.of(batch, nodes, edge_index.device)
         order = EdgeOrder.of(edge_index, nodes, by_target=getattr(batch, "edges_by_target", False))

@@ -49,8 +49,9 @@ class SFiFormer(Pretrained, nn.Module):
         return cls(build(ModelConfig, [*layers, Layer("overrides", overrides)]))
 
     def forward(self, batch: Any) -> Tensor:
+        structure = self.structure(batch)  # first: what is made ahead may look at it
         with running_ahead(batch.edge_index):
-            x, e, structure = self.encoder(batch)
+            x, e, structure = self.encoder(batch, structure)
             return self.head(self._states(x, e, structure), structure.graphs, batch)
 
     def structure(self, batch: Any) -> Structure:
