@@ -100,6 +100,8 @@ def test_batch_moves_replaces_and_pickles():
     again = pickle.loads(pickle.dumps(other))
     assert torch.equal(again.edge_index, batch.edge_index)
     assert "rwse=" in repr(again)
+    again.note = "of the caller's own"
+    assert not hasattr(again.to("cpu"), "note")
 
 
 def test_index_out_of_range():

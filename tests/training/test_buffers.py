@@ -77,6 +77,7 @@ def test_a_batch_with_its_structure_gives_what_it_gives_without(experiment, pe):
     structured = batch.structured(model.structure(batch))
     assert batch.structure is None
     assert_close(model(structured), model(batch), rtol=0, atol=0)
+    assert structured.replace(x=batch.x).structure is None
     moved = structured.to("meta")
     assert moved.structure.order.source_ptr.is_meta
     assert moved.structure.graphs.max_nodes == batch.max_nodes

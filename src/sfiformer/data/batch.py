@@ -10,6 +10,9 @@ from torch import Tensor
 
 # As on PyG's `Data`, these read None where the dataset does not have them.
 OPTIONAL = ("x", "edge_attr", "y")
+PARTS = (
+    "edge_index", "batch", "ptr", "graph_ids", "max_nodes", "fields", "real_nodes", "real_edges", "real_graphs", "structure",
+)  # fmt: skip
 
 
 class GraphBatch:
@@ -92,12 +95,15 @@ class GraphBatch:
         return iter(self.fields)
 
     def replace(self, **fields: Tensor) -> GraphBatch:
-        """The same graphs with some fields added or replaced; this batch is left as it is."""
-        return GraphBatch(**{**vars(self), "fields": {**self.fields, **fields}})
+        """The same graphs with some fields added or replaced; this batch is left as it is.
+
+        What a model has found out about it is left out: it may have been about the fields.
+        """
+        return GraphBatch(**{**self._parts(), "fields": {**self.fields, **fields}, "structure": None})
 
     def structured(self, structure: tuple[Any, ...]) -> GraphBatch:
         """The same graphs with what a model has found out about them, which it then need not do again."""
-        return GraphBatch(**{**vars(self), "structure": structure})
+        return GraphBatch(**{**self._parts(), "structure": structure})
 
     def to(self, device: str | torch.device, non_blocking: bool = False) -> GraphBatch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -107,7 +113,11 @@ class GraphBatch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> GraphBatch:
         """The same graphs with every tensor as the function makes it."""
-        return GraphBatch(**{name: _mapped(value, function) for name, value in vars(self).items()})
+        return GraphBatch(**{name: _mapped(value, function) for name, value in self._parts().items()})
+
+    def _parts(self) -> dict[str, Any]:
+        """The arguments that this batch would be made from; what was set on it since is none of them."""
+        return {name: getattr(self, name) for name in PARTS}
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}={list(tensor.shape)}" for name, tensor in self.fields.items())
