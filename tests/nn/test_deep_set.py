@@ -125,8 +125,18 @@ def test_what_the_kernels_are_for(on_the_kernels):
     assert not operators.fits(phi, vectors.clone().requires_grad_(), values)
     assert not operators.fits(make_case(1, 1, 65)[1], vectors, values)
     assert not operators.fits(make_case(1, 1, 5)[1].double(), vectors, values)
-    phi[0].register_forward_hook(lambda *_: None)
-    assert not operators.fits(phi, vectors, values)
+    assert not operators.fits(phi, vectors, values.double())
+    others = [
+        nn.Sequential(nn.Linear(2, 10), nn.GELU(), nn.Linear(10, 5), nn.ReLU()),
+        nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU()),
+        nn.Sequential(nn.Linear(3, 10), nn.ReLU(), nn.Linear(10, 5), nn.ReLU()),
+    ]
+    assert not any(operators.fits(other.to(DEVICE), vectors, values) for other in others)
+    for part in phi:
+        hook = part.register_forward_hook(lambda *_: None)
+        assert not operators.fits(phi, vectors, values)
+        hook.remove()
+    assert operators.fits(phi, vectors, values)
 
 
 def test_the_operator_is_sound():

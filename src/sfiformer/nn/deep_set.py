@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sfiformer.attention.kernels import usable
-from sfiformer.attention.widths import is_plain
+from sfiformer.attention.widths import has_hooks, is_plain
 from sfiformer.operators import operator
 
 MAX_DIM = 64  # what a kernel keeps on chip
@@ -16,10 +16,17 @@ MAX_DIM = 64  # what a kernel keeps on chip
 
 def fits(phi: nn.Sequential, *data: Tensor) -> bool:
     """Whether `deep_set` is there for this φ and these eigenpairs: plain float32 layers, constant data, a GPU with Triton."""
-    layers = [layer for layer in phi if is_plain(layer)]
-    small = len(layers) == 2 and layers[1].out_features <= MAX_DIM
-    single = all(layer.weight.dtype == torch.float32 for layer in layers)
-    return small and single and usable(data[0]) and not any(x.requires_grad for x in data)
+    first, *relus, last = phi[0], phi[1], phi[3], phi[2]
+    if (
+        not is_plain(first)
+        or not is_plain(last)
+        or any(type(x) is not nn.ReLU or has_hooks(x) for x in relus)
+    ):
+        return False
+    d = last.out_features
+    shapes = first.weight.shape == (2 * d, 2) and last.weight.shape == (d, 2 * d)
+    single = all(x.dtype == torch.float32 for x in (first.weight, last.weight, *data))
+    return shapes and single and d <= MAX_DIM and usable(data[0]) and not any(x.requires_grad for x in data)
 
 
 def deep_set(
