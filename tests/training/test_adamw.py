@@ -181,6 +181,19 @@ def test_two_runs_agree_to_the_bit():
     assert all(torch.equal(*each) for each in zip(*runs, strict=True))
 
 
+def test_a_copy_goes_on_by_itself():
+    pair = Pair([(3,), (5, 2)])
+    pair.set_gradients()
+    pair.step(1.0)
+    twin = copy.deepcopy(pair)
+    for each in (pair, twin):
+        torch.manual_seed(1)
+        each.set_gradients()
+        each.step(1.0)
+        each.assert_same()
+    assert all(torch.equal(a, b) for a, b in zip(pair.ours, twin.ours, strict=True))
+
+
 def test_autograd_knows_that_parameters_have_changed():
     pair = Pair([(3,)])
     loss = pair.ours[0].square().sum()

@@ -90,6 +90,10 @@ class ClippedAdamW(torch.optim.AdamW):
         self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._group()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_layouts", {})  # a copy has none: its tensors lie elsewhere
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the state of an AdamW of any kind, on any device."""
         super().load_state_dict(state_dict)

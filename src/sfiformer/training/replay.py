@@ -157,7 +157,11 @@ class _Captured:
         self.side.wait_stream(torch.cuda.current_stream())
 
     def gather(self, ids: np.ndarray) -> None:
-        """Fill the second buffer, beside whatever the device does now."""
+        """Fill the second buffer, beside whatever the device does now.
+
+        (No random numbers: those of the work that runs meanwhile would be theirs.)
+        """
+        self.held = None
         with torch.cuda.stream(self.side):
             self.side.wait_event(self.emptied)
             self.ids.copy_(torch.from_numpy(ids).pin_memory(), non_blocking=True)

@@ -93,6 +93,8 @@ class Trainer:
                 while not ended(self.config.trainer, self.state.history, bool(self.metric.higher_is_better)):
                     self._epoch()
             finally:
+                if self.replays and self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)  # a batch may still be being gathered
                 self.replays.clear()  # they and this trainer know each other: their memory would long outlive the run
                 if self.writers is not None:
                     self.writers.finish()
