@@ -4,11 +4,11 @@
 
 Ours are the paper's presets (full-width heads) in the project's own training step: on a GPU padded and replayed as a CUDA
 graph, the next batch gathered beside it ("sfi-eager": without), losses read every half second as the trainer does.
-"sfi-default" is the preset that we ship: bounded scores, friction against the potential. PyG's is GPSConv with its own softmax attention (heads of width d/H) and
-ResGatedGraphConv, of the same depth and width (peptides: 236 in place of 235: its heads must divide the width), with PyG's
-DataLoader ("pyg-workers": two worker processes), AdamW, and the loss read at every step. Gradients are clipped to norm 1;
-encoders, losses and heads are the same; both have the preset's positional encoding (ESLapPE gates every layer's messages in
-ours; in PyG's it is added to the node features, which is less work).
+"sfi-default" is the preset that we ship: bounded scores, friction against the potential. PyG's is GPSConv with its own
+softmax attention (heads of width d/H) and ResGatedGraphConv, of the same depth and width (peptides: 236 in place of 235: its
+heads must divide the width), with PyG's DataLoader ("pyg-workers": two worker processes), AdamW, and the loss read at every
+step. Gradients are clipped to norm 1; encoders, losses and heads are the same; both have the preset's positional encoding
+(ESLapPE gates every layer's messages in ours; in PyG's it is added to the node features, which is less work).
 
 All models train on the same generated graphs, in this process, and take turns, an epoch each. The time is the median over
 whole epochs, gathering of batches and reading of losses included, the device waited for at the ends only. What comes before
