@@ -45,6 +45,7 @@ class Breakdown:
 
     milliseconds: dict[str, float]
     counts: dict[str, float]
+    busy: float  # milliseconds in which there was any: kernels on several streams overlap
 
     @classmethod
     def of(cls, call: Call, device: torch.device, steps: int) -> Breakdown:
@@ -56,7 +57,8 @@ class Breakdown:
             group = next(group for group, pattern in PATTERNS.items() if pattern.search(where))
             milliseconds[group] += microseconds / 1e3 / steps
             counts[group] += 1 / steps
-        return cls(milliseconds, counts)
+        kernels = [(event["ts"], event["dur"]) for event in events if event.get("cat") in KERNELS]
+        return cls(milliseconds, counts, covered(kernels) / 1e3 / steps)
 
     @property
     def total(self) -> float:
@@ -95,6 +97,15 @@ def kernel_table(call: Call, device: torch.device, steps: int = 1) -> list[str]:
         number = len(times) / steps
         lines.append(f"  {name:<36}{grid:>16}{number:>8.0f}{sum(times):>10.3f}{sum(times) / total:>8.1%}")
     return [*lines, f"  {'all':<52}{sum(map(len, spent.values())) / steps:>8.0f}{total:>10.3f}"]
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of the union of spans (start, length)."""
+    total, end = 0.0, -math.inf
+    for start, length in sorted(spans):
+        total += max(0.0, start + length - max(start, end))
+        end = max(end, start + length)
+    return total
 
 
 def _trace(call: Call, device: torch.device) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ from training_loops import Loop, Ours, PyG
 
 MIB = 2**20
 PROFILED = 4  # steps, at most
+LEAST = 3  # epochs of each model: what waits for its host takes longer at one time than at another
 SFI, PYG = "sfi", "pyg"
 ON_CPU = [SFI, "dfi", "softmax", PYG]
 MODELS = [SFI, "sfi-default", "sfi-eager", "dfi", "softmax", PYG, "pyg-workers"]
@@ -94,10 +95,10 @@ def measure(problem: Problem, models: list[str], device: torch.device, budget: f
     for name in models:
         print(f"  warming up {name} …", file=sys.stderr, flush=True)
         found[name] = Measured.of(name, problem, device)
-    epoch = 0
-    while epoch == 0 or any(sum(one.epochs) < budget for one in found.values()):
+    epoch, least = 0, LEAST if budget else 1
+    while epoch < least or any(sum(one.epochs) < budget for one in found.values()):
         for one in found.values():
-            if epoch == 0 or sum(one.epochs) < budget:
+            if epoch < least or sum(one.epochs) < budget:
                 one.epochs.append(seconds(partial(one.loop.epoch, epoch), device))
         epoch += 1
     return found
@@ -154,14 +155,13 @@ class Table:
             if self.device.type == "cpu":
                 share = parts.milliseconds["data"] / parts.total if name == SFI else share
                 continue
-            busy, kernels = parts.total, parts.count
+            seen = parts
             if name == SFI:
                 share = parts.milliseconds["data"] / wall
-                replayed = Breakdown.of(captured, self.device, steps)
-                busy, kernels = replayed.total, replayed.count
+                seen = Breakdown.of(captured, self.device, steps)
             lines.append(
-                f"    wall {wall:.2f} ms, of which the device is busy {busy:.2f} ms with {kernels:.0f} kernels and waits "
-                f"for the host {max(0.0, 1 - busy / wall):.0%}{'' if name == PYG else ' (captured)'}"
+                f"    wall {wall:.2f} ms, of which the device is busy {seen.busy:.2f} ms with {seen.count:.0f} kernels and "
+                f"waits for the host {max(0.0, 1 - seen.busy / wall):.0%}{'' if name == PYG else ' (captured)'}"
             )
         return lines, share
 
