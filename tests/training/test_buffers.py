@@ -8,13 +8,17 @@ from sfiformer import SFiFormer
 from sfiformer.data.batch import GraphBatch
 from sfiformer.data.shapes import Ladder
 from sfiformer.training import prepare
-from sfiformer.training.buffers import BatchBuffer
+from sfiformer.training.buffers import BatchBuffer, room
 
 
 def tensors(batch: GraphBatch) -> list[torch.Tensor]:
     found = []
     batch.map(lambda tensor: found.append(tensor) or tensor)
     return found
+
+
+def make_buffer(*batches: GraphBatch) -> BatchBuffer:
+    return BatchBuffer(batches, torch.zeros(room(batches), dtype=torch.uint8))
 
 
 @pytest.fixture
@@ -33,7 +37,7 @@ def gathered(experiment):
 
 def test_a_buffer_holds_what_it_was_filled_with(gathered):
     first, second = gathered([0, 1, 2]), gathered([3])
-    buffer = BatchBuffer([first, second])
+    buffer = make_buffer(first, second)
     buffer.fill([first, second])
     for expected, got in zip([first, second], buffer.batches, strict=True):
         assert len(tensors(got)) == len(tensors(expected)) > 10
@@ -48,7 +52,7 @@ def test_a_buffer_holds_what_it_was_filled_with(gathered):
 
 def test_one_copy_moves_everything(gathered):
     batch = gathered([0, 1])
-    source, target = BatchBuffer([batch]), BatchBuffer([batch])
+    source, target = make_buffer(batch), make_buffer(batch)
     source.fill([batch])
     target.memory.copy_(source.memory)
     for left, right in zip(tensors(target.batches[0]), tensors(batch), strict=True):
@@ -57,17 +61,28 @@ def test_one_copy_moves_everything(gathered):
 
 def test_what_comes_twice_lies_there_once_and_starts_where_kernels_like_it(gathered):
     batch = gathered([0, 1])
-    got = BatchBuffer([batch]).batches[0]
+    got = make_buffer(batch).batches[0]
     assert got.structure.edge_index.data_ptr() == got.edge_index.data_ptr()
     assert got.structure.adjacency.order.by_source.data_ptr() == got.structure.order.by_source.data_ptr()
     start = min(tensor.data_ptr() for tensor in tensors(got))
     assert all((tensor.data_ptr() - start) % 256 == 0 for tensor in tensors(got))
 
 
+def test_two_shapes_share_memory(gathered):
+    large, small = gathered([0, 1, 2, 3]), gathered([0, 1]).replace(x=torch.ones(3, 1))
+    memory = torch.zeros(room([large]) + 512, dtype=torch.uint8)
+    first, second = BatchBuffer([large], memory), BatchBuffer([small], memory)
+    for buffer, batch in ((first, large), (second, small), (first, large)):
+        buffer.fill([batch])
+        assert len(buffer.memory) == room([batch])
+        for left, right in zip(tensors(buffer.batches[0]), tensors(batch), strict=True):
+            assert torch.equal(left, right)
+
+
 def test_other_shapes_are_not_taken(gathered):
     batch = gathered([0, 1])
     with pytest.raises(RuntimeError, match="size"):
-        BatchBuffer([batch]).fill([batch.replace(x=batch.x[:-1])])
+        make_buffer(batch).fill([batch.replace(x=batch.x[:-1])])
 
 
 @pytest.mark.parametrize("pe", ["eslappe", "lappe", "rwse"])

@@ -1,9 +1,8 @@
-"""Batches of fixed shapes in one piece of memory, so that a single copy moves all their tensors."""
+"""Batches of fixed shapes in one piece of memory, so that a single copy moves all their tensors, and many shapes share it."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sfiformer.data.batch import GraphBatch
@@ -11,18 +10,23 @@ from sfiformer.data.batch import GraphBatch
 ALIGNED = 256  # bytes; kernels know that what they are given starts at such places
 
 
+def room(batches: Sequence[GraphBatch]) -> int:
+    """Bytes of a `BatchBuffer` for such batches."""
+    return sum(_size(tensor) for tensor in _distinct(batches).values())
+
+
 class BatchBuffer:
-    """Room for batches like the given ones, and batches that lie there: their values are what `fill` last put there.
+    """Batches like the given ones that lie in some memory, uint8 [≥ `room`]: their values are what `fill` last put there.
 
     A tensor that comes several times, such as the edges of a batch and of its structure, lies there once.
     """
 
-    def __init__(self, like: Sequence[GraphBatch]) -> None:
+    def __init__(self, like: Sequence[GraphBatch], memory: Tensor) -> None:
         tensors, end = _distinct(like), 0
         places: dict[Any, int] = {}
         for key, tensor in tensors.items():
-            places[key], end = end, end + -(-tensor.numel() * tensor.element_size() // ALIGNED) * ALIGNED
-        self.memory = torch.zeros(end, dtype=torch.uint8, device=like[0].device)
+            places[key], end = end, end + _size(tensor)
+        self.memory = memory[:end]
 
         def view(tensor: Tensor) -> Tensor:
             start, size = places[_key(tensor)], tensor.numel() * tensor.element_size()
@@ -43,6 +47,11 @@ def _distinct(batches: Sequence[GraphBatch]) -> dict[Any, Tensor]:
     for batch in batches:
         batch.map(lambda tensor: found.setdefault(_key(tensor), tensor))
     return found
+
+
+def _size(tensor: Tensor) -> int:
+    """Its bytes, up to where the next one may start."""
+    return -(-tensor.numel() * tensor.element_size() // ALIGNED) * ALIGNED
 
 
 def _key(tensor: Tensor) -> tuple[Any, ...]:

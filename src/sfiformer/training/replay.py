@@ -22,7 +22,7 @@ from sfiformer.data.gather import gather
 from sfiformer.data.shapes import BatchShape, Ladder
 from sfiformer.data.store import GraphStore
 from sfiformer.data.task import Task
-from sfiformer.training.buffers import BatchBuffer
+from sfiformer.training.buffers import ALIGNED, BatchBuffer, room
 
 Parts = Sequence[np.ndarray]  # numbers of graphs, a batch of them each
 Work = Callable[[Sequence[GraphBatch]], tuple[Tensor, ...]]
@@ -76,7 +76,7 @@ class Replay:
         self.store, self.work, self.structure, self.memory = store, work, structure, memory or Memory()
         self.ladder = Ladder(store, batch_size)
         self._runs: dict[tuple[BatchShape, ...], int] = {}
-        self._buffers: dict[tuple[BatchShape, ...], BatchBuffer] = {}
+        self._buffers: dict[tuple[BatchShape, ...], tuple[Staging, BatchBuffer]] = {}
         self._captured: dict[tuple[BatchShape, ...], _Captured] = {}
 
     def __call__(self, parts: Parts, then: Parts | None = None) -> tuple[Tensor, ...]:
@@ -91,8 +91,10 @@ class Replay:
         if self._runs[shapes] <= WARM_UPS:
             return self._plainly(shapes, self._sent(ids))
         if shapes not in self._captured:
-            gathered, buffer = partial(self._gathered, shapes), self._buffers[shapes]
-            self._captured[shapes] = _Captured(gathered, self.work, buffer, self._sent(ids), self.memory)
+            gathered = partial(self._gathered, shapes)
+            self._captured[shapes] = _Captured(
+                gathered, self.work, *self._buffers[shapes], self._sent(ids), self.memory
+            )
         outputs = self._captured[shapes](ids)
         if then is not None:
             shapes, ids = self._numbers(then)
@@ -124,29 +126,31 @@ class Replay:
         """The work on tensors that lie where those of the capture will: kernels are compiled for how they lie."""
         gathered = self._gathered(shapes, ids)
         if shapes not in self._buffers:
-            self._buffers[shapes] = BatchBuffer(gathered)
-        self._buffers[shapes].fill(gathered)
-        return _own(self.work(self._buffers[shapes].batches))
+            staging = self.memory.staging(room(gathered), ids.device)
+            self._buffers[shapes] = staging, BatchBuffer(gathered, staging.here)
+        _, buffer = self._buffers[shapes]
+        buffer.fill(gathered)
+        return _own(self.work(buffer.batches))
 
 
 class _Captured:
     """The work on batches of one shape as a CUDA graph, and the gathering of these as another, on a stream of its own.
 
-    That fills a second buffer, which is copied to the first when the work on the batches there is done.
+    That fills the memory for what comes next, which is copied to where the work looks when it is done with what lies there.
     """
 
     def __init__(
         self,
         gathered: Callable[[Tensor], list[GraphBatch]],
         work: Work,
+        staging: "Staging",
         buffer: BatchBuffer,
         ids: Tensor,
         memory: "Memory",
     ) -> None:
         self.ids, self.side = ids.clone(), memory.side(ids.device)
-        self.held: np.ndarray | None = None  # the numbers of the graphs that the second buffer holds
-        self.buffer, self.next = buffer, BatchBuffer(buffer.batches)
-        self.filled, self.emptied = torch.cuda.Event(), torch.cuda.Event()
+        self.staging, self.buffer, self.mark = staging, buffer, object()
+        self.next = BatchBuffer(buffer.batches, staging.next)
         self.gathering, self.working = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with memory.captures(self.gathering, aside=True):
             self.next.fill(gathered(self.ids))
@@ -157,25 +161,27 @@ class _Captured:
         self.side.wait_stream(torch.cuda.current_stream())
 
     def gather(self, ids: np.ndarray) -> None:
-        """Fill the second buffer, beside whatever the device does now.
+        """Fill the memory for what comes next, beside whatever the device does now.
 
         (No random numbers: those of the work that runs meanwhile would be theirs.)
         """
-        self.held = None
+        staging = self.staging
+        staging.held = None
         with torch.cuda.stream(self.side):
-            self.side.wait_event(self.emptied)
+            self.side.wait_event(staging.emptied)
             self.ids.copy_(torch.from_numpy(ids).pin_memory(), non_blocking=True)
             self.gathering.replay()
-            self.filled.record()
-        self.held = ids
+            staging.filled.record()
+        staging.held = self.mark, ids
 
     def __call__(self, ids: np.ndarray) -> tuple[Tensor, ...]:
-        if self.held is None or not np.array_equal(self.held, ids):
+        staging = self.staging
+        if not staging.holds(self.mark, ids):
             self.gather(ids)
-        torch.cuda.current_stream().wait_event(self.filled)
+        staging.held = None
+        torch.cuda.current_stream().wait_event(staging.filled)
         self.buffer.memory.copy_(self.next.memory)
-        self.emptied.record()
-        self.held = None
+        staging.emptied.record()
         self.working.replay()
         return _own(self.outputs)
 
@@ -185,12 +191,35 @@ def _own(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(output.clone() for output in outputs)
 
 
+class Staging:
+    """Memory for the batches that work is done on, and as much for those that come next."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.here, self.next = torch.zeros(2, size, dtype=torch.uint8, device=device)
+        self.held: tuple[object, np.ndarray] | None = None  # whose graphs, and which, `next` holds
+        if device.type == "cuda":
+            self.filled, self.emptied = torch.cuda.Event(), torch.cuda.Event()
+
+    def holds(self, mark: object, ids: np.ndarray) -> bool:
+        return self.held is not None and self.held[0] is mark and np.array_equal(self.held[1], ids)
+
+
 class Memory:
-    """Where captures lie, each on top of the others: they run one after the other, and so do those of gathering."""
+    """Where captures lie, each on top of the others: they run one after the other, and so do those of gathering.
+
+    So do the batches of different shapes.
+    """
 
     def __init__(self) -> None:
         self._pools: dict[bool, Any] = {}  # handles, as `torch.cuda.graph` takes them; True: of gathering
         self._side: torch.cuda.Stream | None = None
+        self._staging: list[Staging] = []
+
+    def staging(self, size: int, device: torch.device) -> Staging:
+        """With so many bytes for the batches of a call, or more: captures know where it lies, so that it cannot grow."""
+        if not self._staging or len(self._staging[-1].here) < size:
+            self._staging.append(Staging(-(-3 * size // (2 * ALIGNED)) * ALIGNED, device))
+        return self._staging[-1]
 
     def side(self, device: torch.device) -> torch.cuda.Stream:
         """The stream of gathering."""
