@@ -1,5 +1,6 @@
 """The tables of docs/results.md are those of the committed runs: every model has its row, and every row its model."""
 
+import csv
 import json
 import re
 import statistics
@@ -91,3 +92,16 @@ def test_the_readme_has_figures_of_that_page():
     figures = re.findall(r"0\.\d{4}(?: ± 0\.\d{4})?", section)
     assert len(figures) > 10
     assert [figure for figure in figures if figure not in PAGE] == []
+
+
+def test_the_best_epochs_on_the_test_graphs():
+    """What the page says of choosing epochs by the test graphs: of SFi-, DFi-Former with bounded scores, SFi-Former+."""
+    found = []
+    for model in ("sfi-potential", "dfi-bounded", "sfi-plus-potential"):
+        best = []
+        for path in (ROOT / "results/lrgb/runs/peptides-func" / model).glob("*/metrics.csv"):
+            with path.open() as file:
+                best.append(max(float(row["test"]) for row in csv.DictReader(file)))
+        assert len(best) == 4
+        found.append(f"{statistics.mean(best):.4f}")
+    assert "would be {}, {} (bounded scores) and {} in the mean".format(*found) in " ".join(PAGE.split())

@@ -6,18 +6,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+OUTPUTS = ROOT / "benchmarks" / "results"
 SHAPES = ("voc", "peptides", "mnist", "cluster")
 README, PAGE = (ROOT / "README.md").read_text(), (ROOT / "docs" / "speed.md").read_text()
 
 
 def _steps(place: str) -> dict[str, dict[str, tuple[float, float]]]:
+    return _of_file(OUTPUTS / f"training-{place}.txt")
+
+
+def _of_file(path: Path) -> dict[str, dict[str, tuple[float, float]]]:
     """Milliseconds a step and the peak of memory (0 where it is not given), by shape and model."""
     found: dict[str, dict[str, tuple[float, float]]] = {}
-    for line in (ROOT / "benchmarks" / "results" / f"training-{place}.txt").read_text().splitlines():
+    for line in path.read_text().splitlines():
         if shape := re.match(r"(\w+): \d+ graphs of", line):
             found[shape[1]] = {}
         elif row := re.match(r"  ([a-z-]+) +[\d,]+ +(\d+\.\d+) +\d+\.\d+ +\d+ +\d+\.\d+ +(\d+)?", line):
-            memory = float(row[3]) if place == "h200" else 0.0
+            memory = float(row[3]) if row[3] else 0.0
             list(found.values())[-1][row[1]] = float(row[2]), memory
     assert set(found) == set(SHAPES)
     return found
@@ -41,6 +46,15 @@ def test_the_readme_has_the_steps_of_the_outputs():
     }
     assert {name: _row(README, name) for name in rows} == rows
     assert f"training steps {min(ratios):.1f} to {max(ratios):.1f} times as fast as PyG's" in README
+
+
+def test_the_readme_also_has_the_ratios_to_the_quickest_steps_of_pyg():
+    ours = _steps("h200")
+    theirs = [ours, *(_of_file(path) for path in sorted((OUTPUTS / "earlier").glob("training-h200-*.txt")))]
+    assert len(theirs) == 3
+    ratios = [min(steps[shape]["pyg"][0] for steps in theirs) / ours[shape]["sfi"][0] for shape in SHAPES]
+    *first, last = (f"{ratio:.1f}" for ratio in ratios)
+    assert f"the ratios are {', '.join(first)} and {last}." in README
 
 
 @pytest.mark.parametrize(("place", "heading"), [("h200", "on a GPU"), ("cpu", "on a CPU")])

@@ -8,9 +8,8 @@ from torch.nn import functional as F
 
 from sfiformer.branches import stream_ahead
 
-LARGE = (
-    8 * 2**20
-)  # bytes of a product; such a one fills a GPU, and what another stream still needs is not used again
+# Bytes of a product. A larger one fills a GPU by itself, and its memory, which two streams look at, is not used again.
+LARGE = 8 * 2**20
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
