@@ -32,10 +32,11 @@ def by_equations(layer, x, e):
     return torch.stack(sums)
 
 
+@pytest.mark.parametrize("residual", [1, 0])
 @pytest.mark.parametrize("known", [False, True])
-def test_against_the_equations(known):
+def test_against_the_equations(known, residual):
     torch.manual_seed(0)
-    layer = EdgeGCN(6, activation="gelu", dropout=0.5).double().eval()
+    layer = EdgeGCN(6, activation="gelu", dropout=0.5, residual=bool(residual)).double().eval()
     layer.norm.running_mean.normal_()
     x, e = torch.randn(4, 6, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
     found, expected = [], []
@@ -44,7 +45,7 @@ def test_against_the_equations(known):
             found,
             lambda x, e: layer(x, e, EDGES, adjacency=Adjacency.of(EDGES, 4, x.dtype) if known else None)[0],
         ),
-        (expected, lambda x, e: x + F.gelu(layer.norm(by_equations(layer, x, e)))),
+        (expected, lambda x, e: residual * x + F.gelu(layer.norm(by_equations(layer, x, e)))),
     ):
         inputs = [x.clone().requires_grad_(), e.clone().requires_grad_()]
         out = call(*inputs)

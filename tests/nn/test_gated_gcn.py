@@ -22,10 +22,11 @@ def _by_hand(layer: GatedGCN, x, e, edge_index, gate):
     return torch.stack(x_hat), torch.stack([e_hat[k] for k in range(edge_index.size(1))])
 
 
+@pytest.mark.parametrize("residual", [1, 0])
 @pytest.mark.parametrize("pe_gate", [False, True])
-def test_against_the_equations(pe_gate):
+def test_against_the_equations(pe_gate, residual):
     torch.manual_seed(0)
-    layer = GatedGCN(6, activation="gelu", pe_gate=pe_gate, dropout=0.5).eval()
+    layer = GatedGCN(6, activation="gelu", pe_gate=pe_gate, dropout=0.5, residual=bool(residual)).eval()
     layer.node_norm.running_mean.normal_()
     layer.edge_norm.running_var.uniform_(0.5, 2)
     edge_index = torch.tensor([[0, 1, 2, 3, 0, 1], [1, 2, 1, 1, 2, 1]])  # node 0 and 3 receive nothing; 1 → 1
@@ -34,8 +35,8 @@ def test_against_the_equations(pe_gate):
     x_hat, e_hat = _by_hand(layer, x, e, edge_index, gate)
     gelu = torch.nn.functional.gelu
     new_x, new_e = layer(x, e, edge_index, distance if pe_gate else None)
-    torch.testing.assert_close(new_x, x + gelu(layer.node_norm(x_hat)))
-    torch.testing.assert_close(new_e, e + gelu(layer.edge_norm(e_hat)))
+    torch.testing.assert_close(new_x, residual * x + gelu(layer.node_norm(x_hat)))
+    torch.testing.assert_close(new_e, residual * e + gelu(layer.edge_norm(e_hat)))
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

@@ -28,6 +28,38 @@ def test_the_equations_of_the_layer():
     torch.testing.assert_close(out_e, new_e)
 
 
+def test_the_equations_without_residual_and_feed_forward():
+    torch.manual_seed(0)
+    config = ModelConfig(dim=8, heads=2, norm="graph", residual=False, feed_forward=False)
+    layer = GPSLayer(config).eval()
+    x, e = torch.randn(5, 8), torch.randn(3, 8)
+    local, new_e = layer.local(x, e, EDGES)
+    assert not layer.local.residual
+    wanted = layer.local_norm(local, GRAPHS) + layer.attention_norm(
+        layer.attention(x, EDGES, GRAPHS.ptr), GRAPHS
+    )
+    out_x, out_e = layer(x, e, Structure(EDGES, GRAPHS))
+    torch.testing.assert_close(out_x, wanted)
+    torch.testing.assert_close(out_e, new_e)
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_without_residual_what_is_dropped_is_gone(norm):
+    config = ModelConfig(
+        dim=8, heads=2, local="gcn", norm=norm, dropout=0.999, residual=False, feed_forward=False
+    )
+    layer = GPSLayer(config)
+    torch.manual_seed(0)  # with this seed nothing of 5 · 8 numbers is kept, twice
+    out, _ = layer(torch.randn(5, 8), None, Structure(EDGES, GRAPHS))
+    assert torch.equal(out, torch.zeros(5, 8))
+
+
+def test_a_layer_has_something_in_it():
+    assert GPSLayer(ModelConfig(local="none", attention="none")).feed_forward is not None
+    with pytest.raises(ValueError, match="nothing is left of a layer"):
+        ModelConfig(local="none", attention="none", feed_forward=False)
+
+
 @pytest.mark.parametrize("pe", ["none", "eslappe"])
 def test_parameter_count_is_the_formula(pe):
     d, heads = 6, 3

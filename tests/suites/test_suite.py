@@ -7,7 +7,7 @@ from sfiformer.suites.plan import places, plan
 from sfiformer.suites.published import read_published
 from sfiformer.suites.suite import read_suite, suite_names
 
-NAMES = ["ablation", "generalization", "gnn-benchmark", "lrgb", "quick", "settings", "tuned"]
+NAMES = ["ablation", "generalization", "gnn-benchmark", "gnn-plus", "lrgb", "quick", "settings", "tuned"]
 
 
 def test_these_suites_come_with_the_package():

@@ -126,6 +126,12 @@ def test_other_message_passing(local):
     check(TASKS["multilabel"], local=local)
 
 
+@pytest.mark.parametrize("local", ["edge-gcn", "gatedgcn"])
+@pytest.mark.parametrize("norm", ["batch", "none"])
+def test_without_residual_and_feed_forward(local, norm):
+    check(TASKS["multilabel"], local=local, norm=norm, residual=False, feed_forward=False)
+
+
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_gated_gcn_and_batch_norm(task):
     check(task, local="gatedgcn", norm="batch", activation="gelu", pooling="add")

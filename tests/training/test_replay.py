@@ -29,6 +29,8 @@ def setting(experiment, request):
         "model.attention_dropout": 0.0,
         "model.pe": "rwse" if request.param == "gcn" else request.param,
         "model.local": "edge-gcn" if request.param == "gcn" else "gatedgcn",
+        "model.residual": request.param != "gcn",
+        "model.feed_forward": request.param != "gcn",
         "model.pe_dim": 4,
         "model.sign_flip": False,
         "data.batch_size": 4,

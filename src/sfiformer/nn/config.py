@@ -21,6 +21,7 @@ class ModelConfig:
     | DFi-Former | attention: dfi |
     | GPS+Transformer | attention: softmax, head_width: narrow |
     | GatedGCN, GCN, GIN, GAT, GraphSAGE | attention: none, local: gatedgcn, gcn or edge-gcn, gin or gine, gat, sage |
+    | GCN+ (Luo et al., 2025) | attention: none, local: edge-gcn, norm: none, residual: false, feed_forward: false |
     """
 
     layers: int = 4
@@ -33,6 +34,10 @@ class ModelConfig:
     """Activation of GatedGCN and of the feed-forward block."""
     norm: Literal["batch", "layer", "graph", "none"] = "batch"
     """The three norms of a GPS layer: over the batch, a node, or a graph (all its nodes and channels)."""
+    residual: bool = True
+    """Add the states that a layer is given to what message passing and attention make of them."""
+    feed_forward: bool = True
+    """End a layer with a feed-forward block and its norm."""
 
     local: Literal["gatedgcn", "edge-gcn", "gcn", "gin", "gine", "gat", "sage", "none"] = "gatedgcn"
     """Local message passing; gatedgcn, edge-gcn, gine and gat see edge features."""
@@ -123,6 +128,10 @@ class ModelConfig:
                 raise ValueError(
                     "solver: proximal has only a soft constraint; with it set alpha to a finite number"
                 )
+        if not self.feed_forward and self.local == self.attention == "none":
+            raise ValueError(
+                "feed_forward is false and local and attention are none: nothing is left of a layer"
+            )
         if self.pe in ("lappe", "rwse") and self.pe_dim >= self.dim:
             raise ValueError(
                 f"pe_dim is {self.pe_dim}; it is taken out of dim and must be less than {self.dim}"

@@ -13,18 +13,20 @@ class EdgeGCN(nn.Module):
     """Graph convolution (Kipf and Welling, 2017) with edge states, a norm and a residual (Luo et al., 2025), on edges j → i.
 
         x̂_i = Σ_j Ã_ij (A x_j + C e_ij) + b ,     Ã = D^{-1/2} (A + I) D^{-1/2} ,  e_ii = 0
-        x_i ← x_i + dropout(act(BatchNorm(x̂_i)))
+        x_i ← x_i + dropout(act(BatchNorm(x̂_i)))      (without x_i, for residual=False)
 
     Edge states stay as they are. Parallel edges count once, and edges from a node to itself not at all: all nodes have one.
 
     Args:
         dim: width d of nodes and edges.
-        dropout, activation: as above.
+        dropout, activation, residual: as above.
     """
 
-    def __init__(self, dim: int, *, dropout: float = 0.0, activation: str = "relu") -> None:
+    def __init__(
+        self, dim: int, *, dropout: float = 0.0, activation: str = "relu", residual: bool = True
+    ) -> None:
         super().__init__()
-        self.dim, self.dropout, self.activation = dim, dropout, activation
+        self.dim, self.dropout, self.activation, self.residual = dim, dropout, activation, residual
         self.projection = nn.Linear(
             2 * dim, dim
         )  # A and C, side by side: they are applied to sums, in one product
@@ -52,8 +54,10 @@ class EdgeGCN(nn.Module):
         along = segment_sum(weighed, order.target_ptr, order.target, order.by_target)
         sums = torch.cat([adjacency.matmul(x), along.to(x.dtype)], dim=1)  # [N, 2d]
         x_hat = linear(sums, self.projection)[:, : self.dim]
-        x = self.norm(x_hat, rows=real_nodes, activation=self.activation, dropout=self.dropout, residual=x)
-        return x, e
+        old = x if self.residual else None
+        return self.norm(
+            x_hat, rows=real_nodes, activation=self.activation, dropout=self.dropout, residual=old
+        ), e
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, activation={self.activation}, dropout={self.dropout}"
+        return f"{self.dim}, activation={self.activation}, dropout={self.dropout}, residual={self.residual}"

@@ -18,12 +18,12 @@ class GatedGCN(nn.Module):
         x̂_i  = A x_i + Σ_j η_ij ⊙ B x_j / (Σ_j η_ij + 1e-6)
         x_i ← x_i + dropout(act(BatchNorm(x̂_i)))     e_ij ← e_ij + dropout(act(BatchNorm(ê_ij)))
 
-    With `pe_gate`, g is an MLP 1 → d → 1 with a sigmoid at the end, and p the ESLapPE encodings (Wang et al.,
-    2022); without it g = 1.
+    With residual=False x_i and e_ij are not added. With `pe_gate`, g is an MLP 1 → d → 1 with a sigmoid at the end, and p
+    the ESLapPE encodings (Wang et al., 2022); without it g = 1.
 
     Args:
         dim: width d of nodes and edges.
-        dropout, activation: as above.
+        dropout, activation, residual: as above.
         pe_gate: whether messages are gated by distances of positional encodings.
         update_edges: False leaves e as it is, for a last layer. Its edge norm, which the paper's parameter
             count includes, is then there but frozen: nothing would give it a gradient.
@@ -35,11 +35,13 @@ class GatedGCN(nn.Module):
         *,
         dropout: float = 0.0,
         activation: str = "relu",
+        residual: bool = True,
         pe_gate: bool = False,
         update_edges: bool = True,
     ) -> None:
         super().__init__()
-        self.dim, self.dropout, self.activation, self.update_edges = dim, dropout, activation, update_edges
+        self.dim, self.dropout, self.activation = dim, dropout, activation
+        self.residual, self.update_edges = residual, update_edges
         # A, D, B, E side by side: one product in place of four.
         self.node_projection = nn.Linear(dim, 4 * dim)
         self.edge_projection = nn.Linear(dim, dim)  # C
@@ -81,7 +83,11 @@ class GatedGCN(nn.Module):
         return x, e
 
     def _update(self, old: Tensor, norm: BatchNorm, update: Tensor, rows: Tensor | None) -> Tensor:
-        return norm(update, rows=rows, activation=self.activation, dropout=self.dropout, residual=old)
+        residual = old if self.residual else None
+        return norm(update, rows=rows, activation=self.activation, dropout=self.dropout, residual=residual)
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, activation={self.activation}, dropout={self.dropout}, update_edges={self.update_edges}"
+        return (
+            f"{self.dim}, activation={self.activation}, dropout={self.dropout}, residual={self.residual}, "
+            f"update_edges={self.update_edges}"
+        )

@@ -60,32 +60,34 @@ class FeedForward(nn.Sequential):
         return resized(out, x.size(1))
 
 
+def make_feed_forward(config: ModelConfig) -> FeedForward:
+    """The feed-forward block of a layer."""
+    wide = 2 * config.dim
+    activation, dropout = ACTIVATIONS[config.activation](), Dropout(config.dropout)
+    return FeedForward(nn.Linear(config.dim, wide), activation, dropout, nn.Linear(wide, config.dim))
+
+
 class GPSLayer(nn.Module):
     """Post-norm GPS layer (Rampášek et al., 2022).
 
         x_local = norm(local(x, e))                     (the residual is part of local)
-        x_global = norm(x + dropout(attention(x)))
+        x_global = norm(x + dropout(attention(x)))      (without x, for residual: false)
         h = x_local + x_global
         x ← norm(h + dropout(FFN(h))),     FFN = Linear(d, 2d), act, dropout, Linear(2d, d)
 
-    With one of the two left out, h is the other; with both, h = x.
+    With one of the two left out, h is the other; with both, h = x. With feed_forward: false, x ← h.
     """
 
     def __init__(self, config: ModelConfig, *, last: bool = False) -> None:
         super().__init__()
         dim = config.dim
-        self.dropout = config.dropout
+        self.dropout, self.residual = config.dropout, config.residual
         self.local = make_local(config, last=last) if config.local != "none" else None
         self.local_norm = make_norm(config.norm, dim) if config.local != "none" else None
         self.attention = make_attention(config) if config.attention != "none" else None
         self.attention_norm = make_norm(config.norm, dim) if config.attention != "none" else None
-        self.feed_forward = FeedForward(
-            nn.Linear(dim, 2 * dim),
-            ACTIVATIONS[config.activation](),
-            Dropout(config.dropout),
-            nn.Linear(2 * dim, dim),
-        )
-        self.norm = make_norm(config.norm, dim)
+        self.feed_forward = make_feed_forward(config) if config.feed_forward else None
+        self.norm = make_norm(config.norm, dim) if config.feed_forward else None
 
     def forward(self, x: Tensor, e: Tensor | None, structure: Structure) -> tuple[Tensor, Tensor | None]:
         """x [N, d], e [E, d] → new x, new e."""
@@ -108,6 +110,9 @@ class GPSLayer(nn.Module):
             )
         branches.join(h, e)
         if self.attention_norm is not None and update is not None:
-            h = add_and_norm(self.attention_norm, x, update, graphs, dropout=self.dropout, residual=h)
+            old = x if self.residual else None
+            h = add_and_norm(self.attention_norm, old, update, graphs, dropout=self.dropout, residual=h)
         h = x if h is None else h
+        if self.feed_forward is None or self.norm is None:
+            return h, e
         return add_and_norm(self.norm, h, self.feed_forward(h), graphs, dropout=self.dropout), e

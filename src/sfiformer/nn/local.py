@@ -10,9 +10,14 @@ from sfiformer.nn.gated_gcn import ACTIVATIONS, GatedGCN
 
 
 class PyGLocal(nn.Module):
-    """x ← x + dropout(conv(x)), with a convolution of `torch_geometric.nn`; edge states stay as they are."""
+    """x ← x + dropout(conv(x)), with a convolution of `torch_geometric.nn`; edge states stay as they are.
 
-    def __init__(self, kind: str, dim: int, *, heads: int, dropout: float, activation: str) -> None:
+    With residual=False x is not added.
+    """
+
+    def __init__(
+        self, kind: str, dim: int, *, heads: int, dropout: float, activation: str, residual: bool = True
+    ) -> None:
         super().__init__()
         from torch_geometric import nn as pyg  # slow to import, and the layers of our own do not need it
 
@@ -33,7 +38,7 @@ class PyGLocal(nn.Module):
         else:
             raise ValueError(f"there is no local message passing {kind!r}")
         self.sees_edges = kind in ("gine", "gat")
-        self.dropout = dropout
+        self.dropout, self.residual = dropout, residual
 
     def forward(
         self,
@@ -46,7 +51,8 @@ class PyGLocal(nn.Module):
         real_edges: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         update = self.conv(x, edge_index, e) if self.sees_edges else self.conv(x, edge_index)
-        return x + dropped(update, self.dropout, self.training), e
+        update = dropped(update, self.dropout, self.training)
+        return x + update if self.residual else update, e
 
 
 def make_local(config: ModelConfig, *, last: bool) -> nn.Module:
@@ -56,11 +62,19 @@ def make_local(config: ModelConfig, *, last: bool) -> nn.Module:
             config.dim,
             dropout=config.dropout,
             activation=config.activation,
+            residual=config.residual,
             pe_gate=config.pe == "eslappe",
             update_edges=not last,
         )
     if config.local == "edge-gcn":
-        return EdgeGCN(config.dim, dropout=config.dropout, activation=config.activation)
+        return EdgeGCN(
+            config.dim, dropout=config.dropout, activation=config.activation, residual=config.residual
+        )
     return PyGLocal(
-        config.local, config.dim, heads=config.heads, dropout=config.dropout, activation=config.activation
+        config.local,
+        config.dim,
+        heads=config.heads,
+        dropout=config.dropout,
+        activation=config.activation,
+        residual=config.residual,
     )

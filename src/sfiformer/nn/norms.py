@@ -182,15 +182,16 @@ def make_norm(kind: str, dim: int) -> nn.Module:
 
 def add_and_norm(
     norm: nn.Module,
-    x: Tensor,
+    x: Tensor | None,
     update: Tensor,
     graphs: Partition,
     *,
     dropout: float,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """residual + norm(x + dropout(update)), with dropout where the norm is in training."""
-    if isinstance(norm, BatchNorm):
+    """residual + norm(x + dropout(update)), with dropout where the norm is in training. Without x: of the update alone."""
+    if isinstance(norm, BatchNorm) and x is not None:
         return norm(x, graphs, update=update, dropout=dropout, residual=residual)
-    x = norm(x + dropped(update, dropout, norm.training), graphs)
+    update = dropped(update, dropout, norm.training)
+    x = norm(update if x is None else x + update, graphs)
     return x if residual is None else residual + x
