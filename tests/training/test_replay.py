@@ -2,6 +2,8 @@
 
 import gc
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -58,6 +60,19 @@ def batches(store):
 def test_a_cpu_replays_nothing(experiment):
     prepared = prepare(experiment({}))
     assert not replayable(prepared.config, prepared.task, prepared.stores)
+
+
+def test_what_a_kernel_takes_is_the_width_of_a_head(experiment, monkeypatch):
+    store = SimpleNamespace(device=torch.device("cuda"), node_ptr=torch.tensor([0, 9]))
+    monkeypatch.setattr("sfiformer.attention.kernels.has_room", lambda device: True)
+    for settings, expected in (
+        ({"model.head_width": "narrow"}, True),
+        ({}, False),
+        ({"model.attention": "none"}, True),
+    ):
+        prepared = prepare(experiment(settings))
+        config = replace(prepared.config, model=replace(prepared.config.model, dim=275))
+        assert replayable(config, prepared.task, {"train": store}) == expected
 
 
 def test_a_run_on_padded_batches_is_the_plain_one(tmp_path, experiment, monkeypatch, in_float64):

@@ -144,6 +144,11 @@ class ModelConfig:
             raise ValueError(f"outputs is {self.outputs}; a link head gives one score a link")
 
     @property
+    def head_dim(self) -> int:
+        """The width of a head, as a number."""
+        return self.dim if self.head_width == "full" else -(-self.dim // self.heads)
+
+    @property
     def uses_edges(self) -> bool:
         """Whether edge features reach the model at all."""
         return self.local in ("gatedgcn", "edge-gcn", "gine", "gat")

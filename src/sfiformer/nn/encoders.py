@@ -77,7 +77,7 @@ class FeatureEncoder(nn.Module):
         super().__init__()
         self.dim, self.pe, self.pe_size = config.dim, config.pe, config.pe_size
         mixed = config.attention in ("sfi", "dfi") and config.adjacency
-        self.needs_adjacency = mixed or config.attention == "adjacency" or config.local == "edge-gcn"
+        self.needs_adjacency = mixed or config.attention == "adjacency"
         pe_dim = config.pe_dim if config.pe in ("lappe", "rwse") else 0
         self.node = _feature_encoder(config, "node", config.dim - pe_dim)
         self.edge = _feature_encoder(config, "edge", config.dim) if config.uses_edges else None

@@ -8,7 +8,6 @@ from sfiformer.attention.widths import has_hooks, linear, resized
 from sfiformer.branches import Branches
 from sfiformer.flow import Proximal
 from sfiformer.nn.config import ModelConfig
-from sfiformer.nn.edge_gcn import EdgeGCN
 from sfiformer.nn.gated_gcn import ACTIVATIONS
 from sfiformer.nn.hidden import hidden_linear
 from sfiformer.nn.local import make_local
@@ -18,7 +17,7 @@ from sfiformer.nn.partition import Structure
 
 def make_attention(config: ModelConfig) -> SFiAttention:
     """The attention that `config.attention` names."""
-    head_width = None if config.head_width == "full" else -(-config.dim // config.heads)
+    head_width = None if config.head_width == "full" else config.head_dim
     if config.attention == "softmax":
         return SFiAttention(
             config.dim,
@@ -96,13 +95,9 @@ class GPSLayer(nn.Module):
         update: Tensor | None = None
         branches = Branches("message passing", x)  # message passing beside attention
         if self.local is not None and self.local_norm is not None:
-            weights = () if adjacency is None else (adjacency.weight, adjacency.loop)
-            known = (distance, *(order or ()), graphs.real_nodes, real_edges, *weights)
+            known = (distance, *(order or ()), graphs.real_nodes, real_edges)
             with branches.next(x, e, edge_index, *known):
-                options = {"adjacency": adjacency} if isinstance(self.local, EdgeGCN) else {}
-                local, e = self.local(
-                    x, e, edge_index, distance, order, graphs.real_nodes, real_edges, **options
-                )
+                local, e = self.local(x, e, edge_index, distance, order, graphs.real_nodes, real_edges)
                 h = self.local_norm(local, graphs)
         if self.attention is not None:
             update = self.attention(

@@ -1,4 +1,4 @@
-"""Local message passing of a GPS layer: GatedGCN, GCN with edge states, or one of PyG's convolutions behind the same call."""
+"""Local message passing of a GPS layer: GatedGCN, GCN with edges, or one of PyG's convolutions behind the same call."""
 
 from torch import Tensor, nn
 

@@ -42,7 +42,7 @@ def replayable(config: ExperimentConfig, task: Task, stores: Mapping[str, GraphS
     fused = on_gpu and all(kernels.has_room(store.device) for store in stores.values())
     fused = fused and kernels.HAS_TRITON and model.solver == "exact"
     fused = fused and (largest <= kernels.MAX_NODES or model.attention == "sfi")
-    fused = fused and model.dim <= kernels.MAX_WIDTH
+    fused = fused and model.head_dim <= kernels.MAX_WIDTH
     return (
         config.trainer.capture
         and ranks.count() == 1
