@@ -348,6 +348,18 @@ def test_repr():
     assert "adjacency=False" in repr(SFiAttention(12, 3, adjacency=False))
 
 
+def test_a_layer_whose_gain_starts_at_0_starts_as_nothing_and_learns(batch):
+    x, edges, ptr = batch
+    layer = _layer(gain=0.0)
+    out = layer(x, edges, ptr)
+    assert torch.equal(out, torch.zeros_like(out))
+    out.backward(torch.randn_like(out))
+    assert layer.norm.weight.grad.abs().min() > 0
+    layer.reset_parameters()
+    assert torch.equal(layer.norm.weight, torch.zeros_like(layer.norm.weight))
+    assert torch.equal(SFiAttention(4, 2).norm.weight, torch.ones(4))
+
+
 def test_reset_parameters(batch):
     layer = _layer()
     before = layer.query.weight.clone()

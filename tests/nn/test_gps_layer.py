@@ -54,6 +54,14 @@ def test_without_residual_what_is_dropped_is_gone(norm):
     assert torch.equal(out, torch.zeros(5, 8))
 
 
+def test_layers_can_start_without_attention():
+    torch.manual_seed(0)
+    config = ModelConfig(dim=8, heads=2, norm="none", residual=False, feed_forward=False, attention_gain=0.0)
+    layer = GPSLayer(config).eval()
+    x, e = torch.randn(5, 8), torch.randn(3, 8)
+    assert torch.equal(layer(x, e, Structure(EDGES, GRAPHS))[0], layer.local(x, e, EDGES)[0])
+
+
 def test_a_layer_has_something_in_it():
     assert GPSLayer(ModelConfig(local="none", attention="none")).feed_forward is not None
     with pytest.raises(ValueError, match="nothing is left of a layer"):

@@ -60,6 +60,7 @@ class SFiAttention(nn.Module):
         alpha: penalty of the constraint Σ z = 1, under ``"graph"`` and ``"largest"``; not used under ``"potential"``.
         qk_norm: divide the queries and keys of both scores by their root mean square over the head, which bounds the scores.
         norm: whether the LayerNorm is there.
+        gain: where that norm's gain starts: 0 for a layer that starts as nothing, and is learnt as far as it helps.
         dropout: of the flows, in training.
         solver: of `sfi_attention`.
     """
@@ -82,6 +83,7 @@ class SFiAttention(nn.Module):
         alpha: float = 0.1,
         qk_norm: bool = True,
         norm: bool = True,
+        gain: float = 1.0,
         dropout: float = 0.0,
         solver: Solver = "exact",
     ) -> None:
@@ -110,7 +112,7 @@ class SFiAttention(nn.Module):
         self.dim, self.heads, self.head_width = dim, heads, dim if head_width is None else head_width
         self.mode, self.friction, self.lam, self.lam_scaling = mode, friction, lam, lam_scaling
         self.alpha, self.qk_norm, self.dropout, self.solver = alpha, qk_norm, dropout, solver
-        self.adjacency, self.attention = adjacency, attention
+        self.adjacency, self.attention, self.gain = adjacency, attention, gain
 
         inner = heads * self.head_width
         self.value = nn.Linear(dim, inner)
@@ -132,6 +134,8 @@ class SFiAttention(nn.Module):
         for module in self.children():
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
+        if self.norm is not None:
+            nn.init.constant_(self.norm.weight, self.gain)
         for name in ("raw_lam_factor", "raw_gamma"):
             if hasattr(self, name):
                 nn.init.constant_(getattr(self, name), _SOFTPLUS_ONE)

@@ -62,6 +62,8 @@ class ModelConfig:
     """Scale queries and keys of sfi and dfi attention to unit root mean square, which bounds the scores."""
     attention_dropout: float = 0.0
     """Dropout on the flows Z."""
+    attention_gain: float = 1.0
+    """Where the gain of the norm on the output of sfi, dfi and adjacency attention starts; with 0 layers start without it."""
     solver: Literal["exact", "proximal"] = "exact"
     """How flows are solved for: exactly, or by the paper's iteration."""
     proximal_iterations: int = 10

@@ -41,6 +41,7 @@ def make_attention(config: ModelConfig) -> SFiAttention:
         lam_scaling=config.lam_scaling,
         alpha=config.alpha,
         qk_norm=config.qk_norm,
+        gain=config.attention_gain,
         dropout=config.attention_dropout,
         solver=Proximal(config.proximal_iterations) if config.solver == "proximal" else "exact",
     )
