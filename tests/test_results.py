@@ -60,6 +60,7 @@ def _trial(runs: list[dict]) -> list[str]:
         ("lrgb", "Peptides-func, the paper's schedule", _summary),
         ("settings", "Settings of the sparse attention", _trial),
         ("tuned", "Settings found since the paper", _summary),
+        ("gnn-plus", "In the settings of GCN+", _summary),
         ("gnn-benchmark", "MNIST, PATTERN and CLUSTER", _summary),
     ],
 )
