@@ -6,7 +6,7 @@ On a machine without a GPU the kernels run in Triton's interpreter (slow, so on 
 import pytest
 import torch
 
-from sfiformer.attention import iteration, sfi_attention
+from sfiformer.attention import functional, iteration, sfi_attention
 from sfiformer.attention.iteration import FusedProximal, fused_iteration
 from sfiformer.flow import Proximal, flows_from_scores
 
@@ -61,6 +61,41 @@ def test_in_single_precision():
     )
     for left, right in zip(got, expected, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_all_graphs_at_once_are_the_graphs_one_by_one(monkeypatch, dropout):
+    monkeypatch.setattr(iteration, "usable", lambda x: True)
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda z, p: z * p)
+    blocks = []
+    made = iteration.iterated_attention
+    monkeypatch.setattr(functional, "iterated_attention", lambda *given: blocks.append(given) or made(*given))
+    torch.manual_seed(0)
+    packed = torch.randn(5, 9, 2, 3, dtype=torch.float64).to(DEVICE)
+    ptr = torch.tensor([0, 2, 2, 6, 7], device=DEVICE)  # an empty graph, and two nodes of none
+    found = []
+    for at_once in (True, False):
+        inputs = [x.clone().requires_grad_() for x in packed]
+        lam = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64, device=DEVICE).requires_grad_()
+        if at_once:
+            options = {"lam": lam, "alpha": 0.5, "solver": Proximal(5), "dropout_p": dropout, "check": False}
+            out = sfi_attention(*inputs, ptr, max_nodes=4, **options)
+        else:
+            strengths = (lam, 0.5, "absolute", 3**-0.5, dropout)
+            out, _ = functional.attention_and_flows(*inputs, ptr, *strengths, Proximal(5), False)
+            out = torch.cat([out, out.new_zeros(2, 2, 3)])
+        weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=DEVICE).view_as(out)
+        found.append([out, *torch.autograd.grad((out * out * weights).sum(), [*inputs, lam])])
+    assert len(blocks) == 1
+    for left, right in zip(*found, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
+
+
+def test_only_what_has_room_is_iterated_at_once():
+    assert iteration.in_one_block(32, 4, 444)
+    assert not iteration.in_one_block(32, 4, 4000)
+    assert not iteration.in_one_block(32, 4, None)
+    assert not iteration.in_one_block(0, 4, 5)
 
 
 def test_attention_takes_it_where_kernels_serve_and_flows_are_not_asked_for(monkeypatch):

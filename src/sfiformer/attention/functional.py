@@ -8,7 +8,7 @@ from torch import Tensor
 from sfiformer.attention import kernels
 from sfiformer.attention.fused import fused_attend
 from sfiformer.attention.inputs import as_offsets, in_common, require_finite, require_shapes, require_values
-from sfiformer.attention.iteration import fused_iteration
+from sfiformer.attention.iteration import FusedProximal, fused_iteration, in_one_block, iterated_attention
 from sfiformer.attention.kept_flows import attention_and_flows
 from sfiformer.attention.packed import packed_attention
 from sfiformer.flow import checks
@@ -81,6 +81,11 @@ def sfi_attention(
             require_values(v, ptr, lam, max_nodes)
         if not return_flows:
             solver = fused_iteration(solver, q)
+            if isinstance(solver, FusedProximal) and in_one_block(len(ptr) - 1, q.shape[1], max_nodes):
+                assert max_nodes is not None
+                tensors = (q, k, v, q_friction, k_friction)
+                strengths = (lam, alpha, scaling, scale, dropout_p)
+                return iterated_attention(*tensors, ptr, *strengths, solver, max_nodes).to(dtype)
         out, flows = attention_and_flows(
             q, k, v, q_friction, k_friction, ptr, lam, alpha, scaling, scale, dropout_p, solver, look
         )

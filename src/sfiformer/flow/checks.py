@@ -74,8 +74,10 @@ def require_mask(mask: Tensor | None, like: Tensor, name: str) -> None:
 
 def row_scalar(name: str, value: float | Tensor, rows: torch.Size, like: Tensor) -> Tensor:
     """A number, or one value a row, as a tensor that broadcasts over the keys: [...] → [..., 1]."""
-    tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
-    tensor = tensor.to(like.device)
+    if isinstance(value, Tensor):
+        tensor = value.to(like.device)
+    else:  # made where it is wanted, so that nothing is sent there
+        tensor = torch.full((), float(value), dtype=torch.float64, device=like.device)
     try:
         fits = torch.broadcast_shapes(tensor.shape, rows) == rows
     except RuntimeError:
