@@ -53,6 +53,15 @@ def test_a_bad_row_can_be_left_out(monkeypatch, capsys, tmp_path, command, remed
     assert capsys.readouterr().err == f"sfi: {file}, {reason}{remedy}\n"
 
 
+@pytest.fixture
+def interruptible():
+    """Shells start what runs in the background with SIGINT ignored, these tests perhaps among it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("number", "code", "line"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")],
