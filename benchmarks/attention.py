@@ -9,8 +9,8 @@ for dense attention on the same graphs, one after the other without padding; on 
 also SDPA on the padded batch with its padding mask, which is what PyG's GPSConv does; the time to pad is not counted.
 
 On a GPU each method is also captured as a CUDA graph and replayed: of batches this small plain calls measure the host.
-Ratios, requirements and shares are those of the replays. Proximal iterations ask the device for the sizes of the graphs
-and cannot be captured: against them plain calls stand beside plain calls.
+Ratios, requirements and shares are those of the replays. Proximal iterations may ask the device for the sizes of the graphs
+and are not captured: against them plain calls stand beside plain calls.
 
 Memory is the peak of what tensors hold during one forward and backward, inputs not counted: gradients, work space and
 all that autograd saves. On a GPU PyTorch's allocator says it. On the CPU it is the running sum of the allocations and

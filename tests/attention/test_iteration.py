@@ -92,10 +92,29 @@ def test_all_graphs_at_once_are_the_graphs_one_by_one(monkeypatch, dropout):
 
 
 def test_only_what_has_room_is_iterated_at_once():
-    assert iteration.in_one_block(32, 4, 444)
-    assert not iteration.in_one_block(32, 4, 4000)
-    assert not iteration.in_one_block(32, 4, None)
-    assert not iteration.in_one_block(0, 4, 5)
+    q, ptr, ten = torch.empty(4800, 4, 1), torch.zeros(33), FusedProximal(10)
+    assert iteration.in_one_block(q, ptr, ten, 444)
+    assert not iteration.in_one_block(q, ptr, FusedProximal(50), 444)  # keeps five times as much
+    assert not iteration.in_one_block(q[:3000], ptr, ten, 444)  # more than three quarters would be padding
+    assert not iteration.in_one_block(q, ptr, ten, None)
+    assert not iteration.in_one_block(q, ptr, ten, 0)
+    assert not iteration.in_one_block(q, ptr[:1], ten, 444)
+    assert not iteration.in_one_block(q[:0], ptr, ten, 444)
+
+
+def test_scores_are_looked_at_and_a_size_too_small_reads_nothing_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(iteration, "usable", lambda x: True)
+    torch.manual_seed(0)
+    inputs = torch.randn(5, 6, 1, 3, dtype=torch.float64).to(DEVICE)
+    options = {"lam": 0.1, "alpha": 0.1, "solver": "proximal", "check": False}
+    ptr = torch.tensor([0, 2, 6], device=DEVICE)
+    right = sfi_attention(*inputs, ptr, max_nodes=4, **options)
+    cut = sfi_attention(*inputs, ptr, max_nodes=3, **options)  # the last node of the last graph has no place
+    torch.testing.assert_close(cut[:2], right[:2])
+    assert not cut[5].any()
+    inputs[0, 3] = float("nan")
+    with pytest.raises(ValueError, match="s must be finite"):
+        sfi_attention(*inputs, ptr, max_nodes=4, **options | {"check": True})
 
 
 def test_attention_takes_it_where_kernels_serve_and_flows_are_not_asked_for(monkeypatch):

@@ -81,11 +81,11 @@ def sfi_attention(
             require_values(v, ptr, lam, max_nodes)
         if not return_flows:
             solver = fused_iteration(solver, q)
-            if isinstance(solver, FusedProximal) and in_one_block(len(ptr) - 1, q.shape[1], max_nodes):
+            if isinstance(solver, FusedProximal) and in_one_block(q, ptr, solver, max_nodes):
                 assert max_nodes is not None
                 tensors = (q, k, v, q_friction, k_friction)
                 strengths = (lam, alpha, scaling, scale, dropout_p)
-                return iterated_attention(*tensors, ptr, *strengths, solver, max_nodes).to(dtype)
+                return iterated_attention(*tensors, ptr, *strengths, solver, look, max_nodes).to(dtype)
         out, flows = attention_and_flows(
             q, k, v, q_friction, k_friction, ptr, lam, alpha, scaling, scale, dropout_p, solver, look
         )

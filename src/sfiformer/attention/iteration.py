@@ -15,8 +15,9 @@ from sfiformer.flow import Proximal
 from sfiformer.flow.problem import Scaling, Solver, flows_from_scores
 from sfiformer.operators import operator
 
-# Numbers (graphs × heads × queries × keys) that are iterated at once; some forty such blocks are alive.
-ONE_BLOCK = 1 << 25
+# Where all graphs of a batch are iterated at once, each padded to the largest: how many times as many nodes that may make of
+# them, and how many numbers (graphs × heads × queries × keys, for each step and some more) may be kept for the derivative.
+MOST_PADDED, MOST_KEPT, MORE = 4, 1 << 30, 8
 
 
 def fused_iteration(solver: Solver, like: Tensor) -> Solver:
@@ -109,9 +110,13 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
 _iterated.register_autograd(_backward, setup_context=_setup_context)
 
 
-def in_one_block(graphs: int, heads: int, max_nodes: int | None) -> bool:
-    """Whether so many graphs are iterated at once, each padded to the largest: where its size is known, and few enough."""
-    return max_nodes is not None and 0 < graphs * heads * max_nodes**2 <= ONE_BLOCK
+def in_one_block(q: Tensor, ptr: Tensor, solver: FusedProximal, max_nodes: int | None) -> bool:
+    """Whether all graphs are iterated at once: where the size of the largest is known, and most are not much smaller."""
+    if max_nodes is None or not q.numel() or max_nodes < 1:
+        return False
+    nodes = (len(ptr) - 1) * max_nodes
+    kept = nodes * max_nodes * q.shape[1] * (solver.iterations + MORE)
+    return 0 < nodes <= MOST_PADDED * len(q) and kept <= MOST_KEPT
 
 
 def iterated_attention(
@@ -127,9 +132,11 @@ def iterated_attention(
     scale: float,
     dropout_p: float,
     solver: FusedProximal,
+    check: bool,
     max_nodes: int,
 ) -> Tensor:
-    """Attention by the iteration, of all graphs at once: [N, heads, width of v]. Nothing waits for the device."""
+    """Attention by the iteration, of all graphs at once: [N, heads, width of v]. Unless values are checked nothing waits for
+    the device."""
     work, heads = torch.promote_types(q.dtype, torch.float32), q.shape[1]
     padding = _Padding(ptr, len(q), max_nodes)
     with torch.autocast(q.device.type, enabled=False):
@@ -143,7 +150,7 @@ def iterated_attention(
             scaling=scaling,
             mask=links.expand(-1, heads, -1, -1),
             solver=solver,
-            check=False,
+            check=check,
         )  # [graphs, heads, n, n]
         return padding.packed((F.dropout(z, dropout_p) if dropout_p else z) @ vb).to(v.dtype)
 
@@ -156,8 +163,9 @@ class _Padding:
         self.real = places < ptr[1:].unsqueeze(1)  # [graphs, n]
         packed = torch.arange(nodes, device=ptr.device)
         graph = torch.searchsorted(ptr[1:], packed, right=True)
-        self.owned = graph < len(ptr) - 1  # nodes may stand behind the last graph
+        within = graph < len(ptr) - 1  # nodes may stand behind the last graph
         graph = graph.clamp(max=len(ptr) - 2)
+        self.owned = within & (packed - ptr[graph] < size)
         # Where a row comes from: places stand for none where `real` and `owned` say so.
         self.of_padded = torch.where(self.real, places, 0).flatten()  # [graphs · n]
         self.of_packed = torch.where(self.owned, graph * size + packed - ptr[graph], 0)  # [N]
