@@ -253,6 +253,19 @@ def test_load_dense_takes_all_of_a_dense_model_into_another():
     assert str(report).endswith("started fresh: none")
 
 
+@pytest.mark.parametrize(
+    "other", [{"residual": False}, {"activation": "gelu"}, {"heads": 1, "head_width": "narrow"}]
+)
+def test_load_dense_refuses_what_no_tensor_shows(other):
+    own = {"head_width": other["head_width"]} if "head_width" in other else {}
+    sparse = SFiFormer(ModelConfig(**SMALL, **own))
+    dense = SFiFormer(ModelConfig(**{**SMALL, **other}, attention="dfi"))
+    before = {key: value.clone() for key, value in sparse.state_dict().items()}
+    with pytest.raises(ValueError, match=f"not of this model's dense twin: its {next(iter(other))} is"):
+        load_dense(sparse, dense.state_dict(), dense.config)
+    assert all(torch.equal(value, before[key]) for key, value in sparse.state_dict().items())
+
+
 def test_load_dense_refuses_another_model():
     sparse = SFiFormer(ModelConfig(**SMALL))
     before = {key: value.clone() for key, value in sparse.state_dict().items()}

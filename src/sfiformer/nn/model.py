@@ -100,13 +100,19 @@ class LoadReport(NamedTuple):
         return f"loaded {len(self.loaded)} tensors; started fresh: {', '.join(kinds) or 'none'}"
 
 
-def load_dense(model: SFiFormer, state: Mapping[str, Tensor]) -> LoadReport:
+NOT_IN_TENSORS = ("heads", "activation", "residual", "pooling", "head_activation", "head_l2norm")
+
+
+def load_dense(
+    model: SFiFormer, state: Mapping[str, Tensor], config: ModelConfig | None = None
+) -> LoadReport:
     """Start SFi-Former+ from the state of a trained DFi-Former; or another DFi-Former, which is trained on: its control.
 
     What the two share is loaded into `model`; what only sparse flows have (the friction projections, the
     multiplier of λ*) keeps its fresh values. How λ scales may differ: a dense model has no use for it.
 
-    A state that is not of the model's dense twin is an error, and leaves the model as it was.
+    A state that is not of the model's dense twin is an error, and leaves the model as it was. Settings that no tensor shows
+    are looked at where the `config` of the state's model is given.
     """
     if model.config.attention not in ("sfi", "dfi"):
         raise ValueError(
@@ -116,6 +122,12 @@ def load_dense(model: SFiFormer, state: Mapping[str, Tensor]) -> LoadReport:
         twin = SFiFormer(replace(model.config, attention="dfi")).state_dict()
     own = model.state_dict()
     twin, state = (_without_friction(values) for values in (twin, state))
+    for key in NOT_IN_TENSORS if config is not None else ():
+        if getattr(config, key) != getattr(model.config, key):
+            raise ValueError(
+                f"the state is not of this model's dense twin: its {key} is {getattr(config, key)}, this model's "
+                f"{getattr(model.config, key)}"
+            )
     if problem := mismatch(twin, state):
         raise ValueError(f"the state is not of this model's dense twin, attention: dfi: {problem}")
     loaded = [key for key in own if key in twin]

@@ -139,7 +139,7 @@ def _model(
         source = RunFolder(init_from)
         dense = load_checkpoint(source) if source.exists else SFiFormer.from_pretrained(init_from)
         try:
-            return model, {"init_from": f"{init_from}: {load_dense(model, dense.state_dict())}"}
+            return model, {"init_from": f"{init_from}: {load_dense(model, dense.state_dict(), dense.config)}"}
         except ValueError as error:
             raise UserError(f"cannot start from {init_from}: {error}") from None
     return model, {}
