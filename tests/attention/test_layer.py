@@ -358,6 +358,8 @@ def test_a_layer_whose_gain_starts_at_0_starts_as_nothing_and_learns(batch):
     layer.reset_parameters()
     assert torch.equal(layer.norm.weight, torch.zeros_like(layer.norm.weight))
     assert torch.equal(SFiAttention(4, 2).norm.weight, torch.ones(4))
+    with pytest.raises(ValueError, match="gain must be finite"):
+        SFiAttention(4, 2, gain=float("inf"))
 
 
 def test_reset_parameters(batch):

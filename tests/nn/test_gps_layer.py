@@ -60,6 +60,8 @@ def test_layers_can_start_without_attention():
     layer = GPSLayer(config).eval()
     x, e = torch.randn(5, 8), torch.randn(3, 8)
     assert torch.equal(layer(x, e, Structure(EDGES, GRAPHS))[0], layer.local(x, e, EDGES)[0])
+    with pytest.raises(ValueError, match="attention_gain is nan"):
+        ModelConfig(attention_gain=float("nan"))
 
 
 def test_a_layer_has_something_in_it():

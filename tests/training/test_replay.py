@@ -65,6 +65,7 @@ def test_a_cpu_replays_nothing(experiment):
 def test_what_a_kernel_takes_is_the_width_of_a_head(experiment, monkeypatch):
     store = SimpleNamespace(device=torch.device("cuda"), node_ptr=torch.tensor([0, 9]))
     monkeypatch.setattr("sfiformer.attention.kernels.has_room", lambda device: True)
+    monkeypatch.setattr("sfiformer.attention.kernels.HAS_TRITON", True)
     for settings, expected in (
         ({"model.head_width": "narrow"}, True),
         ({}, False),

@@ -107,6 +107,8 @@ class SFiAttention(nn.Module):
             raise ValueError(
                 "solver='proximal' has only a soft constraint: use lam_scaling='graph' or 'largest'"
             )
+        if not math.isfinite(gain):
+            raise ValueError(f"gain must be finite, got {gain}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
         self.dim, self.heads, self.head_width = dim, heads, dim if head_width is None else head_width

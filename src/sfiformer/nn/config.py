@@ -119,6 +119,8 @@ class ModelConfig:
                 raise ValueError(f"{key} is {getattr(self, key)}; it must be in [0, 1)")
         if not (self.lam >= 0 and math.isfinite(self.lam)):
             raise ValueError(f"lam is {self.lam}; it must be finite and not negative")
+        if not math.isfinite(self.attention_gain):
+            raise ValueError(f"attention_gain is {self.attention_gain}; it must be finite")
         if not self.alpha > 0:
             raise ValueError(f"alpha is {self.alpha}; it must be positive (.inf for the hard constraint)")
         if self.solver == "proximal" and self.attention == "sfi":
