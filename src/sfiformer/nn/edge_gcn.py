@@ -12,11 +12,11 @@ from sfiformer.nn.norms import BatchNorm
 class EdgeGCN(nn.Module):
     """Graph convolution with edge states, the layer of GCN+ (Luo, Shi and Wu, 2025), on edges j → i.
 
-        x̂_i = Σ_j relu(A x_j + e_ij)
+        x̂_i = Σ_j relu(A x_j + b + e_ij)
         x_i ← x_i + dropout(act(BatchNorm(x̂_i)))      (without x_i, for residual=False)
 
-    These are the sums that GCN+ was run with; the formula in its paper has degrees and a node's own term, and no rectifier.
-    Edge states stay as they are.
+    These are the sums that GCN+ was run with, but for b, which it adds to the sum, where the norm removes it; the formula in
+    its paper has degrees and a node's own term, and no rectifier. Edge states stay as they are.
 
     Args:
         dim: width d of nodes and edges.
@@ -28,7 +28,7 @@ class EdgeGCN(nn.Module):
     ) -> None:
         super().__init__()
         self.dim, self.dropout, self.activation, self.residual = dim, dropout, activation, residual
-        self.projection = nn.Linear(dim, dim)  # A
+        self.projection = nn.Linear(dim, dim)  # A and b
         self.norm = BatchNorm(dim)
 
     def forward(
