@@ -44,6 +44,28 @@ def test_flows_and_derivatives_are_those_of_the_plain_iteration(iterations, star
     assert torch.equal(got[0] == 0, expected[0] == 0)
 
 
+@pytest.mark.parametrize("iterations", [1, 4, 5])
+def test_without_a_derivative_only_two_steps_are_kept(iterations, monkeypatch):
+    from sfiformer.attention.kernels import iteration as kernels
+
+    kept, made = [], kernels.iterate
+
+    def iterate(*given):
+        found = made(*given)
+        kept.append(len(found[1]))
+        return found
+
+    monkeypatch.setattr(kernels, "iterate", iterate)
+    s, u, lam, mask = _problem()
+    options = {"lam": lam, "alpha": 0.1, "mask": mask, "solver": FusedProximal(iterations)}
+    learning = flows_from_scores(s.clone().requires_grad_(), u, **options)
+    with torch.no_grad():
+        quiet = flows_from_scores(s.clone().requires_grad_(), u, **options)
+    assert torch.equal(flows_from_scores(s, u, **options), learning)
+    assert torch.equal(quiet, learning)
+    assert kept == [iterations + 1, 2, 2]
+
+
 @pytest.mark.parametrize("lam", [0.0, 1e3])
 def test_where_nothing_moves_the_length_is_kept(lam):
     """With friction this strong all flows vanish in the first step, and no step length can be made of the second."""

@@ -48,17 +48,24 @@ class FusedProximal(Proximal):
         rows = (x.contiguous().view(-1, size) for x in (resistance, threshold, start))
         penalty = alpha.expand(*shape[:-1], 1).contiguous().flatten()
         length = self.first_length(alpha, mask).flatten()
-        return _iterated(*rows, penalty, length, self.iterations)[0].view(shape)
+        keep = torch.is_grad_enabled() and (resistance.requires_grad or threshold.requires_grad)
+        return _iterated(*rows, penalty, length, self.iterations, keep)[0].view(shape)
 
 
 @operator("sfiformer::iterated")
 def _iterated(
-    resistance: Tensor, threshold: Tensor, start: Tensor, alpha: Tensor, length: Tensor, iterations: int
+    resistance: Tensor,
+    threshold: Tensor,
+    start: Tensor,
+    alpha: Tensor,
+    length: Tensor,
+    iterations: int,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The flows, and what the derivative needs of the way to them."""
+    """The flows, and what the derivative needs of the way to them, where it is to be kept."""
     from sfiformer.attention.kernels import iteration as kernels
 
-    return kernels.iterate(resistance, threshold, alpha, start, length, iterations)
+    return kernels.iterate(resistance, threshold, alpha, start, length, iterations, keep)
 
 
 @operator("sfiformer::iterated_backward")
@@ -78,10 +85,16 @@ def _iterated_backward(
 
 @_iterated.register_fake
 def _(
-    resistance: Tensor, threshold: Tensor, start: Tensor, alpha: Tensor, length: Tensor, iterations: int
+    resistance: Tensor,
+    threshold: Tensor,
+    start: Tensor,
+    alpha: Tensor,
+    length: Tensor,
+    iterations: int,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, size = start.shape
-    flows = start.new_empty((iterations + 1, rows, size))
+    flows = start.new_empty((iterations + 1 if keep else 2, rows, size))
     return (
         torch.empty_like(start),
         flows,
@@ -96,15 +109,15 @@ def _(grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    resistance, threshold, _, alpha, _, _ = inputs
+    resistance, threshold, _, alpha, *_ = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(resistance, threshold, alpha, *output[1:])
 
 
 def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 6
-    return *_iterated_backward(grad, *ctx.saved_tensors), None, None, None, None
+        return (None,) * 7
+    return *_iterated_backward(grad, *ctx.saved_tensors), *[None] * 5
 
 
 _iterated.register_autograd(_backward, setup_context=_setup_context)

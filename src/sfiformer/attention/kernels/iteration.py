@@ -126,24 +126,32 @@ def gradient_kernel(
 
 
 def iterate(
-    resistance: Tensor, threshold: Tensor, alpha: Tensor, start: Tensor, length: Tensor, iterations: int
+    resistance: Tensor,
+    threshold: Tensor,
+    alpha: Tensor,
+    start: Tensor,
+    length: Tensor,
+    iterations: int,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Flows [rows, n] after all steps; and for the derivative the flows, lengths and sums of each, the start among them.
 
-    Rows are those of matrices [n, n], one below the other; alpha is [rows], the first length [matrices].
+    Without ``keep`` each step's flows take the place of those before the last, and there is no derivative. Rows are
+    those of matrices [n, n], one below the other; alpha is [rows], the first length [matrices].
     """
     rows, size = start.shape
-    flows = start.new_empty((iterations + 1, rows, size))
+    flows = start.new_empty((iterations + 1 if keep else 2, rows, size))
     flows[0] = start
     lengths = start.new_empty((iterations, len(length)))
     lengths[0] = length
     sums = start.new_empty((iterations, 2, rows))
     for k in range(iterations):
+        before, after = flows[k % len(flows)], flows[(k + 1) % len(flows)]
         step_kernel[(rows,)](
-            resistance, threshold, alpha, flows[k], flows[k + 1], lengths[k], lengths[k - 1], sums[k], sums[k - 1],
+            resistance, threshold, alpha, before, after, lengths[k], lengths[k - 1], sums[k], sums[k - 1],
             rows, size, k == 0, **_tile(size),
         )  # fmt: skip
-    return flows[-1].clone(), flows, lengths, sums
+    return flows[iterations % len(flows)].clone(), flows, lengths, sums
 
 
 def iterate_backward(
