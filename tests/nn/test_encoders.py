@@ -123,8 +123,16 @@ def test_eslappe_gives_squared_distances(make_batch):
 def test_rwse_joins_the_node_features(make_batch):
     config = ModelConfig(**OPEN, pe="rwse", pe_size=4)
     batch, encoder = make_batch(config), FeatureEncoder(config)
-    wanted = torch.cat([encoder.node(batch.x), encoder.position(batch.rwse)], dim=1)
+    centred = batch.rwse - batch.rwse.mean(0)
+    normed = centred / (centred.square().mean(0) + 1e-5).sqrt()
+    projection = encoder.position.projection
+    wanted = torch.cat([encoder.node(batch.x), normed @ projection.weight.T + projection.bias], dim=1)
     torch.testing.assert_close(encoder(batch)[0], wanted)
+    encoder.eval()
+    encoder.position.norm.running_mean.fill_(0.25)
+    encoder.position.norm.running_var.fill_(4.0)
+    wanted = (batch.rwse - 0.25) / 2 @ projection.weight.T + projection.bias
+    torch.testing.assert_close(encoder(batch)[0][:, -config.pe_dim :], wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_missing_or_misshapen_field_is_named(make_batch):

@@ -40,7 +40,7 @@ def make_store(task: Task, graphs: int = 6) -> GraphStore:
         "x": rng.standard_normal((nodes.sum(), 3)),
         "lappe_vectors": rng.random((nodes.sum(), 4)),
     }
-    fields["node"]["eslappe_vectors"] = fields["node"]["lappe_vectors"]
+    fields["node"]["eslappe_vectors"] = fields["node"]["rwse"] = fields["node"]["lappe_vectors"]
     fields["edge"] = {"edge_attr": rng.standard_normal((edges.sum(), 2))}
     if task.kind == "classification":
         fields[task.level]["y"] = rng.integers(-1, task.outputs, rows)  # some are missing
@@ -140,6 +140,10 @@ def test_gated_gcn_and_batch_norm(task):
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_messages_gated_by_distance(activation):
     check(TASKS["nodes"], local="gatedgcn", norm="batch", pe="eslappe", activation=activation)
+
+
+def test_normalised_encodings_of_walks():
+    check(TASKS["multilabel"], pe="rwse")
 
 
 def test_gated_gcn_with_the_statistics_of_training():

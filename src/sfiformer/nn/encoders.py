@@ -18,6 +18,7 @@ from sfiformer.nn.features import (
     EmbeddingSum,
     LinearEncoder,
 )
+from sfiformer.nn.norms import BatchNorm
 from sfiformer.nn.partition import Partition, Structure
 
 # Of a batch, by positional encoding.
@@ -66,6 +67,22 @@ class LapPE(nn.Module):
         return f"{self.dim}, sign_flip={self.sign_flip}"
 
 
+class RWSE(nn.Module):
+    """Probabilities p that a walk is back after 1, 2, … k steps: Linear(BatchNorm(p)).
+
+    As they are, those of many steps are small and nearly the same in all nodes.
+    """
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.norm = BatchNorm(size)
+        self.projection = LinearEncoder(size, dim, "rwse")
+
+    def forward(self, probabilities: Tensor, graphs: Partition) -> Tensor:
+        """[N, k] → [N, dim]."""
+        return self.projection(self.norm(probabilities.to(_dtype(self.norm)), graphs))
+
+
 class FeatureEncoder(nn.Module):
     """Node and edge features and positional encodings of a batch, as states of width d.
 
@@ -84,7 +101,7 @@ class FeatureEncoder(nn.Module):
         if config.pe == "lappe":
             self.position: nn.Module = LapPE(pe_dim, sign_flip=config.sign_flip)
         elif config.pe == "rwse":
-            self.position = LinearEncoder(config.pe_size, pe_dim, "rwse")
+            self.position = RWSE(config.pe_size, pe_dim)
         elif config.pe == "eslappe":
             self.position = LinearEncoder(config.pe_size, config.dim, "eslappe_vectors")
 
@@ -97,7 +114,7 @@ class FeatureEncoder(nn.Module):
         with branches.next(getattr(batch, "edge_attr", None), structure.hot.get("edge_attr")):
             e = self._edge_states(batch, structure.hot)
         fields = [getattr(batch, field, None) for field in FIELDS.get(self.pe, ())]
-        with branches.next(*fields, graphs.batch, graphs.ptr):
+        with branches.next(*fields, graphs.batch, graphs.ptr, graphs.real_nodes):
             position = self._position(batch, graphs)
         x = self._features(self.node, batch, "x", batch.num_nodes, structure.hot)
         branches.join(e, position)
@@ -146,7 +163,7 @@ class FeatureEncoder(nn.Module):
         if self.pe == "none":
             return None
         fields = [self._encoding(batch, field) for field in FIELDS[self.pe]]
-        return self.position(*fields, graphs) if self.pe == "lappe" else self.position(*fields)
+        return self.position(*fields) if self.pe == "eslappe" else self.position(*fields, graphs)
 
     def _features(
         self, encoder: nn.Module, batch: Any, field: str, count: int, hot: dict[str, Tensor]
