@@ -6,8 +6,10 @@ On a machine without a GPU the kernels run in Triton's interpreter (slow, so on 
 import pytest
 import torch
 
-from sfiformer.attention import functional, iteration, sfi_attention
+from sfiformer.attention import functional, iteration, one_block, sfi_attention
 from sfiformer.attention.iteration import FusedProximal, fused_iteration
+from sfiformer.attention.kept_flows import Settings, attention_and_flows
+from sfiformer.attention.one_block import in_one_block
 from sfiformer.flow import Proximal, flows_from_scores
 
 pytest.importorskip("triton", reason="the kernels need Triton")
@@ -90,8 +92,10 @@ def test_all_graphs_at_once_are_the_graphs_one_by_one(monkeypatch, dropout):
     monkeypatch.setattr(iteration, "usable", lambda x: True)
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda z, p: z * p)
     blocks = []
-    made = iteration.iterated_attention
-    monkeypatch.setattr(functional, "iterated_attention", lambda *given: blocks.append(given) or made(*given))
+    made = one_block.attention_in_one_block
+    monkeypatch.setattr(
+        functional, "attention_in_one_block", lambda *given: blocks.append(given) or made(*given)
+    )
     torch.manual_seed(0)
     packed = torch.randn(5, 9, 2, 3, dtype=torch.float64).to(DEVICE)
     ptr = torch.tensor([0, 2, 2, 6, 7], device=DEVICE)  # an empty graph, and two nodes of none
@@ -103,8 +107,8 @@ def test_all_graphs_at_once_are_the_graphs_one_by_one(monkeypatch, dropout):
             options = {"lam": lam, "alpha": 0.5, "solver": Proximal(5), "dropout_p": dropout, "check": False}
             out = sfi_attention(*inputs, ptr, max_nodes=4, **options)
         else:
-            strengths = (lam, 0.5, "absolute", 3**-0.5, dropout)
-            out, _ = functional.attention_and_flows(*inputs, ptr, *strengths, Proximal(5), False)
+            settings = Settings(0.5, "absolute", 3**-0.5, dropout, Proximal(5), False)
+            out, _ = attention_and_flows(tuple(inputs), ptr, lam, settings)
             out = torch.cat([out, out.new_zeros(2, 2, 3)])
         weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=DEVICE).view_as(out)
         found.append([out, *torch.autograd.grad((out * out * weights).sum(), [*inputs, lam])])
@@ -115,13 +119,13 @@ def test_all_graphs_at_once_are_the_graphs_one_by_one(monkeypatch, dropout):
 
 def test_only_what_has_room_is_iterated_at_once():
     q, ptr, ten = torch.empty(4800, 4, 1), torch.zeros(33), FusedProximal(10)
-    assert iteration.in_one_block(q, ptr, ten, 444)
-    assert not iteration.in_one_block(q, ptr, FusedProximal(50), 444)  # keeps five times as much
-    assert not iteration.in_one_block(q[:3000], ptr, ten, 444)  # more than three quarters would be padding
-    assert not iteration.in_one_block(q, ptr, ten, None)
-    assert not iteration.in_one_block(q, ptr, ten, 0)
-    assert not iteration.in_one_block(q, ptr[:1], ten, 444)
-    assert not iteration.in_one_block(q[:0], ptr, ten, 444)
+    assert in_one_block(q, ptr, ten, 444)
+    assert not in_one_block(q, ptr, FusedProximal(50), 444)  # keeps five times as much
+    assert not in_one_block(q[:3000], ptr, ten, 444)  # more than three quarters would be padding
+    assert not in_one_block(q, ptr, ten, None)
+    assert not in_one_block(q, ptr, ten, 0)
+    assert not in_one_block(q, ptr[:1], ten, 444)
+    assert not in_one_block(q[:0], ptr, ten, 444)
 
 
 def test_scores_are_looked_at_and_a_size_too_small_reads_nothing_that_is_not_there(monkeypatch):

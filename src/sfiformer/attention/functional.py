@@ -8,8 +8,9 @@ from torch import Tensor
 from sfiformer.attention import kernels
 from sfiformer.attention.fused import fused_attend
 from sfiformer.attention.inputs import as_offsets, in_common, require_finite, require_shapes, require_values
-from sfiformer.attention.iteration import FusedProximal, fused_iteration, in_one_block, iterated_attention
-from sfiformer.attention.kept_flows import attention_and_flows
+from sfiformer.attention.iteration import FusedProximal, fused_iteration
+from sfiformer.attention.kept_flows import Settings, attention_and_flows
+from sfiformer.attention.one_block import attention_in_one_block, in_one_block
 from sfiformer.attention.packed import packed_attention
 from sfiformer.flow import checks
 from sfiformer.flow.problem import Scaling, Solver
@@ -76,21 +77,18 @@ def sfi_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     dtype = v.dtype
     q, k, v, q_friction, k_friction = in_common(q, k, v, q_friction, k_friction)
+    tensors = (q, k, v, q_friction, k_friction)
     if solver != "exact" or return_flows:
         if look:
             require_values(v, ptr, lam, max_nodes)
-        if not return_flows:
-            solver = fused_iteration(solver, q)
-            if isinstance(solver, FusedProximal) and in_one_block(q, ptr, solver, max_nodes):
-                assert max_nodes is not None
-                tensors = (q, k, v, q_friction, k_friction)
-                strengths = (lam, alpha, scaling, scale, dropout_p)
-                return iterated_attention(*tensors, ptr, *strengths, solver, look, max_nodes).to(dtype)
-        out, flows = attention_and_flows(
-            q, k, v, q_friction, k_friction, ptr, lam, alpha, scaling, scale, dropout_p, solver, look
-        )
+        solver = solver if return_flows else fused_iteration(solver, q)
+        settings = Settings(alpha, scaling, scale, dropout_p, solver, look)
+        if isinstance(solver, FusedProximal) and in_one_block(q, ptr, solver, max_nodes):
+            assert max_nodes is not None
+            return attention_in_one_block(tensors, ptr, lam, settings, max_nodes).to(dtype)
+        out, flows = attention_and_flows(tensors, ptr, lam, settings)
         return (out.to(dtype), flows) if return_flows else out.to(dtype)
-    tensors, potential = (q, k, v, q_friction, k_friction), scaling == "potential"
+    potential = scaling == "potential"
     if look and kernels.usable(q):  # on other devices the plain operator looks
         require_values(v, ptr, lam, max_nodes)
         require_finite(q=q, k=k, q_friction=q_friction, k_friction=k_friction)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,49 +17,67 @@ from sfiformer.flow.problem import Scaling, Solver, flows_from_scores
 RATIOS = {"cpu": 1.1, "cuda": 4.0}
 
 
+class Settings(NamedTuple):
+    """Of flows and attention: arguments of `sfi_attention`."""
+
+    alpha: float
+    scaling: Scaling
+    scale: float
+    dropout_p: float
+    solver: Solver
+    check: bool
+
+
 def attention_and_flows(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_friction: Tensor,
-    k_friction: Tensor,
-    ptr: Tensor,
-    lam: Tensor,
-    alpha: float,
-    scaling: Scaling,
-    scale: float,
-    dropout_p: float,
-    solver: Solver,
-    check: bool,
+    inputs: tuple[Tensor, ...], ptr: Tensor, lam: Tensor, settings: Settings
 ) -> tuple[Tensor, list[Tensor]]:
-    """Attention [N, heads, width of v], and the flows before dropout, [heads, n, n] for each graph.
+    """Attention [N, heads, width of v] of q, k, v, q̃ and k̃, and the flows before dropout, [heads, n, n] for each graph.
 
     Exact flows are solved for graph by graph. An iteration is many small operations, and so goes over graphs of like sizes at
     once, unless it ends by a tolerance, which is a graph's own.
     """
+    q, _, v, *_ = inputs
     sizes, work = ptr.diff().tolist(), torch.promote_types(q.dtype, torch.float32)
+    solver = settings.solver
     iterated = solver == "proximal" or (isinstance(solver, Proximal) and not solver.tolerance)
     outs, places = [v[:0]], [ptr[:0]]
     flows = [q.new_zeros((q.shape[1], 0, 0), dtype=work)] * len(sizes)
     with torch.autocast(q.device.type, enabled=False):
         for graphs in _alike(sizes, RATIOS.get(q.device.type, 1.0) if iterated else 0.0):
             block = _Block(ptr, graphs, max(sizes[graph] for graph in graphs))
-            qb, kb, vb, qf, kf = (block.padded(x).to(work) for x in (q, k, v, q_friction, k_friction))
-            z = flows_from_scores(
-                qb @ kb.mT * scale,
-                qf @ kf.mT * scale,
-                lam=lam[graphs].view(-1, 1, 1),
-                alpha=alpha,
-                scaling=scaling,
-                mask=block.links(q.shape[1]),
-                solver=solver,
-                check=check,
-            )  # [b, heads, n, n]
+            padded = [block.padded(x).to(work) for x in inputs]
+            out, z = attend_padded(padded, block.real, lam[graphs], settings)
             for graph, own in zip(graphs, z, strict=True):
                 flows[graph] = own[:, : sizes[graph], : sizes[graph]]
-            outs.append(block.packed((F.dropout(z, dropout_p) if dropout_p else z) @ vb).to(v.dtype))
+            outs.append(block.packed(out).to(v.dtype))
             places.append(block.nodes)
     return torch.cat(outs)[torch.cat(places).argsort()], flows
+
+
+def attend_padded(
+    padded: list[Tensor], real: Tensor, lam: Tensor, settings: Settings
+) -> tuple[Tensor, Tensor]:
+    """Attention and flows before dropout, [b, heads, n, width of v] and [b, heads, n, n], of graphs side by side.
+
+    Args:
+        padded: q, k, v, q̃, k̃, [b, heads, n, width].
+        real: [b, n], which nodes there are.
+        lam: λ of each graph, [b].
+    """
+    alpha, scaling, scale, dropout_p, solver, check = settings
+    q, k, v, q_friction, k_friction = padded
+    links = (real.unsqueeze(1) & real.unsqueeze(2)).unsqueeze(1).expand(-1, q.shape[1], -1, -1)
+    z = flows_from_scores(
+        q @ k.mT * scale,
+        q_friction @ k_friction.mT * scale,
+        lam=lam.view(-1, 1, 1),
+        alpha=alpha,
+        scaling=scaling,
+        mask=links,
+        solver=solver,
+        check=check,
+    )
+    return (F.dropout(z, dropout_p) if dropout_p else z) @ v, z
 
 
 def _alike(sizes: list[int], ratio: float) -> Iterator[list[int]]:
@@ -92,8 +111,3 @@ class _Block:
     def packed(self, padded: Tensor) -> Tensor:
         """[b, heads, n, width] → [nodes, heads, width]."""
         return padded.transpose(1, 2)[self.real]
-
-    def links(self, heads: int) -> Tensor:
-        """Whether there is a link, [b, heads, n, n]."""
-        links = self.real.unsqueeze(1) & self.real.unsqueeze(2)
-        return links.unsqueeze(1).expand(-1, heads, -1, -1)
