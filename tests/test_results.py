@@ -88,6 +88,12 @@ def test_seeds_and_minutes_of_long_runs():
         assert row[-1] == (least if least == most else f"{least} to {most}"), row[0]
 
 
+def test_seeds_in_the_settings_of_gcn_plus():
+    by_scores = {" ".join(_summary(runs)[:2]): runs for runs in _runs("gnn-plus").values()}
+    for row in _rows("In the settings of GCN+"):
+        assert int(row[1]) == len(by_scores[f"{row[2]} {row[3]}"]), row[0]
+
+
 def test_the_readme_has_figures_of_that_page():
     section = (ROOT / "README.md").read_text().split("What our own runs gave so far")[1].split("\n## ")[0]
     figures = re.findall(r"0\.\d{4}(?: ± 0\.\d{4})?", section)
