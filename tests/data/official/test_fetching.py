@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from sfiformer.data.official import fetch
+from sfiformer.data.official.fetching import _is_whole
+from sfiformer.data.official.registry import find
 
 
 class Mirror(BaseHTTPRequestHandler):
@@ -179,6 +181,8 @@ def test_a_checksum_beside_the_archive_is_compared(tmp_path, root, server, where
 KILLED = """
 import shutil, sys, time
 from sfiformer.data.official import fetch
+from sfiformer.data.official.fetching import _is_whole
+from sfiformer.data.official.registry import find
 
 copy = shutil.copyfileobj
 def half(source, target, length):
@@ -204,3 +208,23 @@ def test_a_process_killed_while_unpacking_leaves_no_raw_folder(tmp_path, root, m
     assert left(root) == ["raw.part"]
     assert same_files(fetch("peptides-func", root, mirror), tmp_path)
     assert left(root) == ["raw"]
+
+
+def test_a_folder_that_another_process_puts_there_meanwhile_is_whole(root, make_raw):
+    """Between two looks at it, of which neither may be taken for the other."""
+    raw = make_raw("coco-sp")
+    away, stop = raw.rename(raw.with_name("away")), threading.Event()
+
+    def move():
+        while not stop.is_set():
+            away.rename(raw)
+            raw.rename(away)
+
+    other = threading.Thread(target=move)
+    other.start()
+    try:
+        for _ in range(20000):
+            _is_whole(raw, find("coco-sp"))  # or not, but never incomplete
+    finally:
+        stop.set()
+        other.join()

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 import shutil
 from contextlib import closing
 from http.client import HTTPException, HTTPResponse
@@ -42,8 +43,12 @@ def fetch(name: str, root: str | Path, mirror: str | Path | None = None) -> Path
 
 
 def _is_whole(raw: Path, dataset: Dataset) -> bool:
-    missing = [file for file in dataset.files if not (raw / file).is_file()]
-    if missing and raw.exists() and any(raw.iterdir()):
+    try:
+        there = os.listdir(raw)  # one look: another process may put the whole folder there at any moment
+    except FileNotFoundError:
+        return False
+    missing = [file for file in dataset.files if file not in there]
+    if missing and there:
         raise ValueError(
             f"{raw} is incomplete: {', '.join(missing)} not found. Put the missing files there, or delete "
             "the folder to fetch the dataset anew"
