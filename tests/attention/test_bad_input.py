@@ -121,6 +121,18 @@ def test_nan_is_found_in_any_graph_and_dtype():
                 sfi_attention(*inputs._replace(q=q), lam=0.1)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["k", "k_friction"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_infinities_that_resistances_and_frictions_would_hide(way, name, value):
+    """All scores of a key at −∞ or ∞: a key without resistance or friction, or with nothing else."""
+    inputs = packed((4, 3), dtype=torch.float32)
+    inputs = inputs._replace(q=inputs.q.abs(), q_friction=inputs.q_friction.abs())
+    getattr(inputs, name)[1, 0, 0] = value
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*inf"):
+        sfi_attention(*inputs, **({"lam": 0.1} | way))
+
+
 def test_values_are_not_looked_at_on_request():
     sfi_attention(**_arguments(v=_spoilt(math.nan), check=False))
 
@@ -234,3 +246,10 @@ def test_friction_of_ones_own_with_another_shape():
     layer = SFiAttention(8, 2, friction=lambda x: (x, x))
     with pytest.raises(ValueError, match="friction"):
         layer(torch.randn(4, 8), torch.tensor([[0], [1]]), torch.tensor([0, 4]))
+
+
+@pytest.mark.parametrize("made", [None, torch.zeros(3, 2, 8), (torch.zeros(3, 2, 8),), 7])
+def test_friction_of_ones_own_that_is_no_pair(made):
+    layer = SFiAttention(8, 2, friction=lambda x: made)
+    with pytest.raises(ValueError, match=r"friction must make two tensors \[nodes, heads, head_width\]"):
+        layer(torch.randn(3, 8), torch.zeros(2, 0, dtype=torch.long), torch.tensor([0, 3]))

@@ -81,6 +81,7 @@ def sfi_attention(
     if solver != "exact" or return_flows:
         if look:
             require_values(v, ptr, lam, max_nodes)
+            require_finite(q=q, k=k, q_friction=q_friction, k_friction=k_friction)
         solver = solver if return_flows else fused_iteration(solver, q)
         settings = Settings(alpha, scaling, scale, dropout_p, solver, look)
         if isinstance(solver, FusedProximal) and in_one_block(q, ptr, solver, max_nodes):

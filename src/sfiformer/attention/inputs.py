@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +54,16 @@ def require_shapes(dropout_p: float, **tensors: Tensor) -> None:
             )
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p must be at least 0 and less than 1, got {dropout_p}")
+
+
+def as_pair(made: Any) -> tuple[Tensor, Tensor]:
+    """What a callable made of x: the queries and the keys of friction."""
+    if not (isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(x, Tensor) for x in made)):
+        raise ValueError(
+            "friction must make two tensors [nodes, heads, head_width] of x, its queries and its keys; got "
+            f"{checks.describe(made) if isinstance(made, Tensor) else type(made).__name__}"
+        )
+    return made[0], made[1]
 
 
 def require_nodes(x: Tensor, dim: int) -> None:
