@@ -44,6 +44,22 @@ def test_exponentials():
     assert math.isnan(loops.exp(np.float32(math.nan)))
 
 
+@pytest.mark.parametrize("length", [1, 3, 64, 71])
+def test_the_largest_of_a_row(length):
+    from sfiformer.attention.cpu import loops
+
+    rng = np.random.default_rng(length)
+    for shift in (-5, 0, 5):
+        row = (rng.standard_normal(length) + shift).astype(np.float32)
+        assert loops.largest(row) == row.max()
+    assert loops.largest(np.full(length, -math.inf, np.float32)) == -math.inf
+    row[-1] = math.inf
+    assert loops.largest(row) == math.inf
+    row[0] = math.nan  # a negative NaN may be passed over: what is made of it is NaN all the same
+    assert math.isnan(loops.largest(row))
+    assert loops.largest(np.array([-0.0, 0.0], np.float32)) == 0
+
+
 def test_exponentials_are_as_exact_inside_a_loop():
     s = -torch.linspace(0, 86, 1000).view(1, 1, -1)
     z, _ = cpu.solve(s, torch.zeros_like(s), torch.tensor([1e-30]), math.inf, True, None)
