@@ -104,7 +104,8 @@ def peak_bytes(call: Call, device: torch.device) -> int:
 
     On a GPU that is what PyTorch's allocator says. On a CPU the profiler reports every allocation and release of tensor
     memory, also those inside operators and of what autograd saves; the peak is the largest sum of them. Process memory would
-    not do: the C library keeps what is released, and hands it out again.
+    not do: the C library keeps what is released, and hands it out again. The profiler hears of one thread alone, and so there
+    is one: each further thread of attention holds a chunk of its own.
     """
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -114,8 +115,13 @@ def peak_bytes(call: Call, device: torch.device) -> int:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler announces its start and end
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        call()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            call()
+    finally:
+        torch.set_num_threads(threads)
     results = profiler.profiler.kineto_results  # type: ignore[union-attr]
     changes = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
     changes.sort(key=lambda change: change[0])

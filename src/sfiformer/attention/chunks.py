@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Numbers in one block of scores (heads × queries × keys); about ten such blocks are alive at a time.
+# Numbers in one block of scores (heads × queries × keys); about ten such blocks are alive at a time, in each thread.
 CHUNK_SIZE = 1 << 19
-# Numbers of one tensor (nodes × heads × width) that are gathered at a time; about sixteen such tensors are.
-SPAN_SIZE = 1 << 18
+# Numbers of one tensor (nodes × heads × width) that a thread gathers at a time; about sixteen such tensors are.
+SPAN_SIZE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,24 @@ class Order(NamedTuple):
         return ordered[start : start + count * chunk.size].view(count, chunk.size, ordered.shape[-1])
 
 
-def spans(all_chunks: Iterable[Chunk], numbers: int) -> Iterator[list[Chunk]]:
-    """Chunks that follow one another, together as long as a tensor of so many numbers a node stays below `SPAN_SIZE`."""
-    span: list[Chunk] = []
-    for chunk in all_chunks:
+class Span(NamedTuple):
+    """Chunks that follow one another: of whole graphs, so that each span can be treated apart from the others."""
+
+    first: int  # number of chunks before
+    chunks: list[Chunk]
+
+
+def spans(all_chunks: Iterable[Chunk], numbers: int) -> Iterator[Span]:
+    """As many chunks each as keep a tensor of so many numbers a node below `SPAN_SIZE`."""
+    span = Span(0, [])
+    for index, chunk in enumerate(all_chunks):
         end = chunk.first + len(chunk.graphs) * chunk.size
-        if span and chunk.first > span[-1].first and (end - span[0].first) * numbers > SPAN_SIZE:
+        others = bool(span.chunks) and chunk.first > span.chunks[-1].first
+        if others and (end - span.chunks[0].first) * numbers > SPAN_SIZE:
             yield span
-            span = []
-        span.append(chunk)
-    if span:
+            span = Span(index, [])
+        span.chunks.append(chunk)
+    if span.chunks:
         yield span
 
 

@@ -1,7 +1,8 @@
 """Exact sparse-flow attention on packed graphs, in plain PyTorch and, on a CPU, loops: an operator, forward and backward.
 
-Scores are made, solved and forgotten a chunk at a time, so memory is that of one chunk. For the backward two numbers a row
-are kept, η and the pivot of its active set; with them the flows are recomputed without solving (see `sfiformer.flow.rows`).
+Scores are made, solved and forgotten a chunk at a time, so memory is that of one chunk for each thread. For the backward two
+numbers a row are kept, η and the pivot of its active set; with them the flows are recomputed without solving (see
+`sfiformer.flow.rows`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from sfiformer.attention import cpu
 from sfiformer.attention.blocks import Block, Gradients, flows_and_gradients
-from sfiformer.attention.chunks import Chunk, Order, chunks, spans
+from sfiformer.attention.chunks import Chunk, Order, Span, chunks, spans
 from sfiformer.attention.dropout import kept, kept_entries
-from sfiformer.attention.inputs import require_values
+from sfiformer.attention.inputs import require_finite, require_values
+from sfiformer.attention.threads import side_by_side
 from sfiformer.flow.rows import GENTLE, solve
 from sfiformer.operators import operator
 
@@ -42,28 +44,30 @@ def packed_attention(
     """Attention [N, heads, width of v], and η and the pivot of each row, [N, heads]; λ is one number a graph."""
     if check:
         require_values(v, ptr, lam, max_nodes)
-    heads, index = q.shape[1], 0
-    work = torch.promote_types(q.dtype, torch.float32)
+        require_finite(q=q, k=k, q_friction=q_friction, k_friction=k_friction)
+    heads, work = q.shape[1], torch.promote_types(q.dtype, torch.float32)
     whole = (
         _fresh(v.shape, v.dtype, ptr, q),
         _fresh((*q.shape[:2], 1), work, ptr, q),
         _fresh((*q.shape[:2], 1), torch.int64, ptr, q),
     )
+
+    def attend(span: Span) -> None:
+        order = Order.of(span.chunks, heads, q.device)
+        parts = _gathered(order, (q, k, v, q_friction, k_friction), scale)
+        parts[2].div_(1 - dropout_p)  # keeps the mean, and is smaller than the flows
+        found = [parts[0].new_empty((len(parts[0]), x.shape[2]), dtype=x.dtype) for x in whole]
+        for index, chunk in enumerate(span.chunks, span.first):
+            blocks = [order.block(chunk, x) for x in parts]
+            problem = _problem(chunk, blocks, lam, alpha, potential)
+            z, eta, pivot = _flows(problem, dropout_p, int(seed) + index, check)
+            for here, rows in zip(found, (z @ blocks[2], eta, pivot), strict=True):
+                order.block(chunk, here)[:, chunk.rows] = rows
+        for packed, here in zip(whole, found, strict=True):
+            order.put(packed, here)
+
     with torch.autocast(q.device.type, enabled=False):
-        for span in _spans(ptr, q, v):
-            order = Order.of(span, heads, q.device)
-            parts = _gathered(order, (q, k, v, q_friction, k_friction), scale)
-            parts[2].div_(1 - dropout_p)  # keeps the mean, and is smaller than the flows
-            found = [parts[0].new_empty((len(parts[0]), x.shape[2]), dtype=x.dtype) for x in whole]
-            for chunk in span:
-                blocks = [order.block(chunk, x) for x in parts]
-                problem = _problem(chunk, blocks, lam, alpha, potential)
-                z, eta, pivot = _flows(problem, dropout_p, int(seed) + index, check)
-                for here, rows in zip(found, (z @ blocks[2], eta, pivot), strict=True):
-                    order.block(chunk, here)[:, chunk.rows] = rows
-                index += 1
-            for packed, here in zip(whole, found, strict=True):
-                order.put(packed, here)
+        side_by_side(attend, _spans(ptr, q, v), q.device)
     out, etas, pivots = whole
     return out, etas.squeeze(-1), pivots.squeeze(-1)
 
@@ -87,36 +91,38 @@ def packed_attention_backward(
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, q_friction, k_friction and lam, by the closed form of `sfiformer.flow.exact`."""
-    inputs, heads, index = (q, k, v, q_friction, k_friction), q.shape[1], 0
+    inputs, heads = (q, k, v, q_friction, k_friction), q.shape[1]
     rows_of = (etas.unsqueeze(-1), pivots.unsqueeze(-1), grad_out)
     of_inputs = [_fresh(x.shape, x.dtype, ptr, q) for x in inputs]
     grad_lam = torch.zeros_like(lam)
+
+    def attend(span: Span) -> None:
+        order = Order.of(span.chunks, heads, q.device)
+        parts = _gathered(order, inputs, scale)
+        eta_here, pivot_here, grad_here = (order.gather(x) for x in rows_of)
+        grad_here = grad_here.to(parts[0].dtype).div_(1 - dropout_p)
+        grads = [torch.empty_like(x) for x in parts]
+        for index, chunk in enumerate(span.chunks, span.first):
+            blocks, grad_blocks = ([order.block(chunk, x) for x in whole] for whole in (parts, grads))
+            problem = _problem(chunk, blocks, lam, alpha, potential)
+            eta, pivot, grad = (
+                order.block(chunk, x)[:, chunk.rows] for x in (eta_here, pivot_here, grad_here)
+            )
+            g = grad @ blocks[2].mT
+            z, gradients = _flows_again(problem, eta, pivot, g, dropout_p, int(seed) + index)
+            more = int(chunk.rows.start > 0)  # 0 overwrites: these rows are the first that reach the keys
+            grad_blocks[2].baddbmm_(z.mT, grad, beta=more)
+            for query, key, grad_scores in ((0, 1, gradients.s), (3, 4, gradients.u)):
+                grad_blocks[query][:, chunk.rows].baddbmm_(grad_scores, blocks[key], beta=0, alpha=scale)
+                grad_blocks[key].baddbmm_(grad_scores.mT, blocks[query][:, chunk.rows], beta=more)
+            at, zero = (x.view(len(chunk.graphs), -1).sum(-1) for x in gradients[2:])
+            chunk_lam = lam[chunk.graphs]
+            grad_lam[chunk.graphs] += torch.where(chunk_lam > 0, at / chunk_lam, zero).to(lam.dtype)
+        for packed, here in zip(of_inputs, grads, strict=True):
+            order.put(packed, here)
+
     with torch.autocast(q.device.type, enabled=False):
-        for span in _spans(ptr, q, v):
-            order = Order.of(span, heads, q.device)
-            parts = _gathered(order, inputs, scale)
-            eta_here, pivot_here, grad_here = (order.gather(x) for x in rows_of)
-            grad_here = grad_here.to(parts[0].dtype).div_(1 - dropout_p)
-            grads = [torch.empty_like(x) for x in parts]
-            for chunk in span:
-                blocks, grad_blocks = ([order.block(chunk, x) for x in whole] for whole in (parts, grads))
-                problem = _problem(chunk, blocks, lam, alpha, potential)
-                eta, pivot, grad = (
-                    order.block(chunk, x)[:, chunk.rows] for x in (eta_here, pivot_here, grad_here)
-                )
-                g = grad @ blocks[2].mT
-                z, gradients = _flows_again(problem, eta, pivot, g, dropout_p, int(seed) + index)
-                more = int(chunk.rows.start > 0)  # 0 overwrites: these rows are the first that reach the keys
-                grad_blocks[2].baddbmm_(z.mT, grad, beta=more)
-                for query, key, grad_scores in ((0, 1, gradients.s), (3, 4, gradients.u)):
-                    grad_blocks[query][:, chunk.rows].baddbmm_(grad_scores, blocks[key], beta=0, alpha=scale)
-                    grad_blocks[key].baddbmm_(grad_scores.mT, blocks[query][:, chunk.rows], beta=more)
-                at, zero = (x.view(len(chunk.graphs), -1).sum(-1) for x in gradients[2:])
-                chunk_lam = lam[chunk.graphs]
-                grad_lam[chunk.graphs] += torch.where(chunk_lam > 0, at / chunk_lam, zero).to(lam.dtype)
-                index += 1
-            for packed, here in zip(of_inputs, grads, strict=True):
-                order.put(packed, here)
+        side_by_side(attend, _spans(ptr, q, v), q.device)
     of_q, of_k, of_v, of_q_friction, of_k_friction = of_inputs
     return of_q, of_k, of_v, of_q_friction, of_k_friction, grad_lam
 
@@ -166,7 +172,7 @@ def _fresh(shape: Sequence[int], dtype: torch.dtype, ptr: Tensor, like: Tensor) 
     return make(tuple(shape), dtype=dtype)
 
 
-def _spans(ptr: Tensor, q: Tensor, v: Tensor) -> Iterator[list[Chunk]]:
+def _spans(ptr: Tensor, q: Tensor, v: Tensor) -> Iterator[Span]:
     return spans(chunks(ptr, q.shape[1]), q.shape[1] * max(q.shape[2], v.shape[2]))
 
 

@@ -7,19 +7,18 @@ twin for all of them.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from sfiformer.attention.threads import at_once, free
 
 MOST = 1024  # keys of a row: of more, sums in float32 are better made in the cascades of PyTorch
 SHARE = 1 << 14  # scores that are worth a thread
@@ -78,19 +77,19 @@ def _rows(x: Tensor) -> np.ndarray:
 def _in_threads(loop: Callable[..., bool], s: Tensor, *arguments: Any) -> bool:
     """Each of as many threads as PyTorch takes has its share of the rows; whether any of them says so."""
     rows = s.shape[0] * s.shape[1]
-    threads = max(1, min(torch.get_num_threads(), rows, s.numel() // SHARE))
-    bounds = [rows * part // threads for part in range(threads + 1)]
-    others = [
-        _pool(os.getpid()).submit(loop, *arguments, first, last) for first, last in pairwise(bounds[1:])
-    ]
-    mine = loop(*arguments, 0, bounds[1])
-    return any([mine, *(other.result() for other in others)])
+    threads = max(1, min(free(), rows, s.numel() // SHARE))
+    shares = iter([(rows * part // threads, rows * (part + 1) // threads) for part in range(threads)])
+    said: list[bool] = []
 
+    def take() -> None:
+        for share in shares:
+            said.append(loop(*arguments, *share))
 
-@cache
-def _pool(process: int) -> ThreadPoolExecutor:
-    """Of a process: threads do not survive a fork."""
-    return ThreadPoolExecutor(os.cpu_count(), "rows")
+    if threads > 1:
+        at_once(take, threads)
+    else:
+        take()
+    return any(said)
 
 
 @cache
