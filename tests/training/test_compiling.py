@@ -1,8 +1,19 @@
+import os
+import subprocess
+import sys
+import threading
+from contextlib import nullcontext
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from sfiformer import SFiFormer
 from sfiformer.attention import kernels
-from sfiformer.training.compiling import MESSAGE, announced
+from sfiformer.training import prepare
+from sfiformer.training.compiling import MESSAGE, announced, compiled_only, rehearse
 
 knobs = pytest.importorskip("triton").knobs
 GPU = torch.device("cuda")
@@ -42,3 +53,63 @@ def test_without_a_gpu_or_triton_there_is_nothing_to_hear(monkeypatch, device, h
     monkeypatch.setattr(kernels, "HAS_TRITON", has_triton)
     with announced(print, torch.device(device)):
         assert knobs.compilation.listener is before
+
+
+def test_a_rehearsal_compiles_every_kernel_once_and_launches_none(tmp_path):
+    pytest.importorskip("triton.backends.nvidia", reason="a compiler for GPUs")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, Path(__file__).with_name("rehearsal.py")],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    first, second = run.stdout.splitlines()
+    assert {"forward_kernel", "steep_forward_kernel", "query_kernel", "key_kernel"} <= set(first.split())
+    assert second == ""
+
+
+def test_what_other_threads_launch_meanwhile_is_launched(monkeypatch):
+    from triton import JITFunction
+
+    seen = []
+    monkeypatch.setattr(JITFunction, "run", lambda self, *, warmup, **options: seen.append(warmup))
+
+    def launch():
+        JITFunction.run(None, warmup=False)
+
+    with compiled_only():
+        launch()
+        other = threading.Thread(target=launch)
+        other.start()
+        other.join()
+    launch()
+    assert seen == [True, False, False]
+
+
+def test_after_a_kernel_that_does_not_compile_others_do():
+    from triton import JITFunction
+    from triton.runtime._async_compile import active_mode
+
+    launched = JITFunction.run
+    with pytest.raises(ZeroDivisionError), compiled_only():
+        active_mode.get().submit("broken", lambda: 1 / 0, lambda kernel: None)
+    assert JITFunction.run is launched
+    assert active_mode.get() is None
+    with compiled_only():
+        kernel = active_mode.get().submit("whole", lambda: 7, lambda kernel: None)
+    assert kernel.result() == 7
+
+
+def test_a_rehearsal_leaves_the_model_as_it_is(experiment):
+    prepared = prepare(experiment({}))
+    model = SFiFormer(prepared.config.model).eval()
+    before, batch = deepcopy(model.state_dict()), prepared.stores["train"].batch([0, 1, 2])
+    replays = dict.fromkeys(["train", "val", "step"], SimpleNamespace(example=lambda: batch))
+    rehearse(model, replays, nullcontext)
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name

@@ -13,6 +13,7 @@ from lightning.fabric import Fabric
 from sfiformer import SFiFormer
 from sfiformer.training import prepare, train
 from sfiformer.training.average import Average
+from sfiformer.training.compiling import rehearse
 from sfiformer.training.launch import make_optimizer
 from sfiformer.training.losses import CrossEntropy
 from sfiformer.training.replay import WARM_UPS, Memory, Replay, replayable
@@ -93,6 +94,26 @@ def test_a_run_on_padded_batches_is_the_plain_one(tmp_path, experiment, monkeypa
             assert right[key] == pytest.approx(left[key], rel=1e-6), key
 
 
+def test_an_example_lies_in_memory_as_the_work_finds_it(experiment, monkeypatch):
+    """Kernels are compiled for how their tensors lie."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    prepared, seen = prepare(experiment({"data.batch_size": 4})), []
+    model = SFiFormer(prepared.config.model)
+    replay = Replay(
+        prepared.stores["train"], 4, lambda batches: seen.append(batches[0]) or (), structure=model.structure
+    )
+    replay([np.arange(4)])
+
+    def places(batch):
+        tensors = []
+        batch.map(tensors.append)
+        return [(tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() % 16) for tensor in tensors]
+
+    example = replay.example()
+    assert places(example) == places(seen[0])
+    assert torch.equal(example.x, seen[0].x)
+
+
 @on_gpu
 @pytest.mark.filterwarnings(
     "error:.*AccumulateGrad"
@@ -118,6 +139,21 @@ def test_a_replayed_step_is_a_plain_one(setting):
     for left, right in zip(plain.optimizer.state.values(), captured.optimizer.state.values(), strict=True):
         assert left["step"] == right["step"]
         torch.testing.assert_close(left["exp_avg"], right["exp_avg"], rtol=1e-2, atol=1e-5)
+
+
+@on_gpu
+def test_after_a_rehearsal_only_the_optimiser_is_compiled(setting, monkeypatch):
+    step, store = setting()
+    replay = Replay(store, 4, lambda batches: (step(batches),), structure=step.model.structure)
+    rehearse(step.model, {"step": replay, "train": replay}, step.fabric.autocast)
+    compiled = []
+    monkeypatch.setattr(
+        "triton.knobs.compilation.listener", lambda *, src, **event: compiled.append(src.name)
+    )
+    for chosen in batches(store)[: WARM_UPS + 2]:
+        replay([chosen])
+    assert replay._captured
+    assert set(compiled) <= {"squares_kernel", "update_kernel"}
 
 
 @on_gpu

@@ -1,14 +1,19 @@
-"""Says that kernels are being compiled, where a run would seem to stand still."""
+"""Kernels are compiled side by side ahead of the first step, and a run says so where it would seem to stand still."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from sfiformer.attention import kernels
+from sfiformer.training.replay import Replay
 
-MESSAGE = "compiling GPU kernels: half a minute to two, once for each model on a machine …"
+MESSAGE = "compiling GPU kernels, once for each model on a machine …"
 
 
 @contextmanager
@@ -19,13 +24,14 @@ def announced(say: Callable[[str], None], device: torch.device) -> Iterator[None
         return
     from triton import knobs
 
-    earlier, told = knobs.compilation.listener, False
+    earlier, told, one_at_a_time = knobs.compilation.listener, False, Lock()
 
     def listen(*, cache_hit: bool, **event: Any) -> None:
         nonlocal told
-        if not (cache_hit or told):
-            told = True
-            say(MESSAGE)
+        with one_at_a_time:
+            if not (cache_hit or told):
+                told = True
+                say(MESSAGE)
         if earlier is not None:
             earlier(cache_hit=cache_hit, **event)
 
@@ -34,3 +40,55 @@ def announced(say: Callable[[str], None], device: torch.device) -> Iterator[None
         yield
     finally:
         knobs.compilation.listener = earlier
+
+
+def rehearse(
+    model: nn.Module, replays: Mapping[str, Replay], autocast: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    """Compile the kernels of the steps ("step") and of evaluation, which first batches would ask for one after the other.
+
+    The model and its gradients stay as they are.
+    """
+    if not kernels.HAS_TRITON:
+        return
+    model, batches = deepcopy(model), {name: replay.example() for name, replay in replays.items()}
+    with compiled_only():
+        with autocast():
+            outputs: Tensor = model.train()(batches.pop("step"))
+        outputs.float().square().sum().backward()
+        with torch.no_grad(), autocast():
+            for batch in batches.values():
+                model.eval()(batch)
+
+
+_ONE_AT_A_TIME = Lock()  # of those that replace what launches
+
+
+@contextmanager
+def compiled_only() -> Iterator[None]:
+    """Within, this thread's Triton kernels are compiled, many at a time, and none is launched: what they would write is
+    whatever lay there.
+
+    Triton hands over to its compiler's threads what the thread of the context asks for, so the backward stays in that thread.
+    """
+    from triton import AsyncCompileMode, JITFunction
+    from triton.runtime._async_compile import active_mode
+
+    here = get_ident()
+
+    def compiled(self: Any, *args: Any, warmup: bool, **options: Any) -> Any:
+        return launched(self, *args, warmup=warmup or get_ident() == here, **options)
+
+    with _ONE_AT_A_TIME:
+        launched = JITFunction.run
+        try:
+            JITFunction.run = compiled
+            with (
+                ThreadPoolExecutor(torch.get_num_threads()) as pool,
+                AsyncCompileMode(pool),
+                torch.autograd.set_multithreading_enabled(False),
+            ):
+                yield
+        finally:
+            JITFunction.run = launched
+            active_mode.set(None)  # which the mode leaves as it is where a kernel does not compile

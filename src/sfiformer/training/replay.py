@@ -107,6 +107,14 @@ class Replay:
         shapes, ids = self._numbers(parts)
         return self._gathered(shapes, self._sent(ids))
 
+    def example(self) -> GraphBatch:
+        """A batch of the store's first graphs, in memory of its own, laid out as the work finds it."""
+        gathered = self.batches([np.arange(min(len(self.store), self.ladder.batch_size))])
+        memory = torch.zeros(room(gathered), dtype=torch.uint8, device=self.store.device)
+        buffer = BatchBuffer(gathered, memory)
+        buffer.fill(gathered)
+        return buffer.batches[0]
+
     def _numbers(self, parts: Parts) -> tuple[tuple[BatchShape, ...], np.ndarray]:
         """The shapes that the parts are padded to, and the numbers of all their graphs, padding graphs included."""
         shapes = self.ladder.shapes(parts)

@@ -17,6 +17,7 @@ from sfiformer.data.store import GraphStore
 from sfiformer.errors import TrainingError
 from sfiformer.nn.model import SFiFormer
 from sfiformer.training.average import Average
+from sfiformer.training.compiling import rehearse
 from sfiformer.training.evaluation import computed, measure
 from sfiformer.training.examples import target_of, with_negatives
 from sfiformer.training.interruption import Interrupted, Interruption
@@ -90,7 +91,11 @@ class Trainer:
         with self.interruption:
             try:
                 self._checkpoint(wait=True)  # whether one can be written is found out before the first epoch
-                while not ended(self.config.trainer, self.state.history, bool(self.metric.higher_is_better)):
+                if (
+                    self.replays and not self._over()
+                ):  # kernels are compiled many at a time, not as steps come to them
+                    rehearse(self.model, self.replays, self.fabric.autocast)
+                while not self._over():
                     self._epoch()
             finally:
                 if self.replays and self.device.type == "cuda":
@@ -98,6 +103,9 @@ class Trainer:
                 self.replays.clear()  # they and this trainer know each other: their memory would long outlive the run
                 if self.writers is not None:
                     self.writers.finish()
+
+    def _over(self) -> bool:
+        return ended(self.config.trainer, self.state.history, bool(self.metric.higher_is_better))
 
     def _epoch(self) -> None:
         state, settings = self.state, self.config.trainer
