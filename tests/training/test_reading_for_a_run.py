@@ -1,6 +1,7 @@
 """A file that is given to a run is read as the run read its own."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -112,9 +113,23 @@ def test_a_file_that_was_changed_is_not_taken_for_the_runs_own(trained, tmp_path
     file.write_text(before)
     assert evaluate(run, device="cpu") == scores
     train(again, run, resume=True, progress=False)
-    file.unlink()
-    with pytest.raises(ValueError, match=r"train.csv: there is no such file"):
+    moved = file.rename(tmp_path / "moved.csv")
+    with pytest.raises(
+        UserError, match=r"train.csv, which the run in .* was trained on, is not there: put it back"
+    ):
         evaluate(run, device="cpu")
+    train(replace(again, data=replace(again.data, path=moved)), run, resume=True, progress=False)
+    assert evaluate(run, device="cpu") == scores
+    moved.write_text(before + "CCCCC,red\n")
+    with pytest.raises(UserError, match="was changed since the run"):
+        evaluate(run, device="cpu")
+
+
+def test_a_file_without_graphs_is_said_to_have_none(trained, tmp_path):
+    run = trained(NAMES)
+    (tmp_path / "empty.csv").write_text((tmp_path / "train.csv").read_text().splitlines()[0] + "\n")
+    with pytest.raises(UserError, match=r"empty.csv holds no graphs"):
+        evaluate(run, data=tmp_path / "empty.csv", device="cpu")
 
 
 def test_runs_of_earlier_releases_know_their_file_by_its_task(trained, tmp_path):

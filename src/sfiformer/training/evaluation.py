@@ -105,13 +105,15 @@ def evaluate(
     model.to(place)
     # A ranking has three variants of its metric.
     metric = (link_mrrs() if task.kind == "ranking" else objective(config, task)[1]).to(place)
-    labelled = False
+    labelled, found = False, 0
     for raw in raw_stores(folder, split, data):
-        labelled |= has_labels(raw, task)
+        labelled, found = labelled or has_labels(raw, task), found + len(raw)
         store = model_inputs(
             raw, model.config, standardizer, encoding_cache(config) if data is None else None
         )
         measure(metric, model, store, task, batch_size=batch_size or config.data.batch_size, device=place)
+    if not found:
+        raise UserError(f"{data or f'the split {split}'} holds no graphs")
     if not labelled:
         columns = f" in {', '.join(task.columns)}" if task.columns else ""
         raise UserError(
@@ -140,6 +142,11 @@ def raw_stores(
         yield from _file(data, settings, task if labels else None, schema)
         return
     run.require_own_file("give it with --data to take all of its graphs, or train anew")
+    if settings.path is not None and not Path(settings.path).exists():
+        raise UserError(
+            f"{settings.path}, which the run in {run.path} was trained on, is not there: put it back, name its new place "
+            f"to the run (sfi train … --data.path FILE --out {run.path} --resume), or give a file of graphs with --data"
+        )
     if data is not None:
         settings = replace(settings, root=str(data))
     dataset = load_dataset(settings, config.seed)

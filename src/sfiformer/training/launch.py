@@ -94,7 +94,9 @@ def train(
             shown.say(_introduction(prepared, model, fabric, state, report, run, over))
             run.require_space(4 * model.num_parameters, averaged=average is not None)
             with run.writing():
-                if not over:  # where nothing is left to train, the run stays what it was
+                if over:  # where nothing is left to train, the run stays what it was
+                    run.note_place(prepared.config.data.path)
+                else:
                     surroundings = {"processes": ranks.count(), "device": _device(fabric.device)}
                     run.describe(prepared, state, {**surroundings, **report})
                 writers = Writers(run.path, checkpoints, MetricsLog(run.path, state.history))

@@ -16,7 +16,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,7 +151,10 @@ class RunFolder:
         """Raises UserError where the run so far, if there is one, was another experiment."""
         before, now = (_flat(self.config()), _flat(config)) if self.exists else ({}, {})
         for key, value in now.items():
-            if before[key] != value and (key in FIXED or not key.startswith(CHANGEABLE)):
+            if before[key] == value or (key not in FIXED and key.startswith(CHANGEABLE)):
+                continue
+            moved = key == "data.path" and value is not None
+            if not (moved and digest(value) == self.about().get("data_sha256")):  # else it is the same file
                 raise UserError(
                     f"the run in {self.path} has {key}: {before[key]}, and this one {key}: {value}; "
                     "resume with the run's own setting, or choose another folder"
@@ -163,7 +166,7 @@ class RunFolder:
         What it was is not known of runs of earlier releases.
         """
         path, before = (
-            (self.config().data.path, self._about().get("data_sha256")) if self.exists else (None, None)
+            (self.config().data.path, self.about().get("data_sha256")) if self.exists else (None, None)
         )
         if path is not None and before is not None and Path(path).is_file() and digest(path) != before:
             raise UserError(
@@ -199,9 +202,15 @@ class RunFolder:
         for name, text in reversed(files.items()) if self.exists else files.items():
             self._write(name, text)
 
+    def note_place(self, path: str | None) -> None:
+        """Note where the user's file is by now."""
+        config = self.config()
+        if config.data.path != path:
+            self._write(CONFIG, replace(config, data=replace(config.data, path=path)).to_yaml())
+
     def _described(self, prepared: "Prepared", state: "State", about: Mapping[str, Any]) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        earlier = self._about()
+        earlier = self.about()
         kept: dict[str, Any] = {"started": now, "command": sys.argv, "resumed": []}
         kept |= {key: earlier[key] for key in (*kept, "init_from") if key in earlier}
         if earlier:
@@ -232,7 +241,8 @@ class RunFolder:
         with whole_file(self.path / name) as file:
             file.write(text.encode())
 
-    def _about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
+        """What about.json holds; nothing where there is none."""
         return self._json(ABOUT) if (self.path / ABOUT).is_file() else {}
 
     def _require(self) -> None:
