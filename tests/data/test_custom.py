@@ -329,3 +329,19 @@ def test_a_list_of_targets_may_be_missing_in_the_first_row(tmp_path):
     rows = ["C,\n", *(f'{"C" * i},"[{i % 2}, 0, 1]"\n' for i in range(2, 11))]
     (tmp_path / "m.csv").write_text("smiles,labels\n" + "".join(rows))
     assert load_custom(tmp_path / "m.csv").task == Task("graph", "multilabel", 3, columns=("labels",))
+
+
+def test_a_column_called_split_is_not_looked_at_where_another_split_is_asked_for(tmp_path):
+    pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
+    path = tmp_path / "m.csv"
+    path.write_text("smiles,y,split\n" + "".join(f"{'C' * (1 + i)},{i / 7},{i % 3}\n" for i in range(10)))
+    with pytest.raises(ValueError, match="split '0' is none of"):
+        load_custom(path)
+    assert sum(map(len, load_custom(path, split="random").splits.values())) == 10
+
+
+def test_a_split_without_labels_is_said(tmp_path):
+    lines = [{"x": [[1.0]], "edges": [], "y": i / 7, "split": "train"} for i in range(5)]
+    lines += [{"x": [[1.0]], "edges": [], "split": "val"}]
+    (tmp_path / "g.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "val has no label" in load_custom(tmp_path / "g.jsonl").describe().splitlines()

@@ -140,3 +140,12 @@ def test_standardisation():
     assert encode(graph([5.0, 8.0]), task).tolist() == [[3.0, 1.0]]
     with pytest.raises(ValueError, match="target 1 has no label in the training split"):
         standardised(Task("graph", "regression", 2), [graph([1.0, None]).y.values[None].astype(float)])
+
+
+def test_a_text_among_numbers_is_named_where_classes_make_no_sense():
+    records = [graph(y=0.5 + i) for i in range(30)] + [graph(y="<10")]
+    with pytest.raises(ValueError, match="the label '<10' is text, and 30 others are numbers: correct it"):
+        infer_task(records, level="graph")
+    assert infer_task(records, level="graph", kind="classification").outputs == 31
+    few = [graph(y=i % 3) for i in range(30)] + [graph(y="unknown")]
+    assert infer_task(few, level="graph").class_names == ("0", "1", "2", "unknown")

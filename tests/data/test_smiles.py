@@ -158,3 +158,81 @@ def test_broken_files(tmp_path):
 def test_scaffolds():
     assert smiles.scaffold("Cc1ccccc1") == smiles.scaffold("OCc1ccccc1") == "c1ccccc1"
     assert smiles.scaffold("CCO") == ""
+
+
+def csv_file(tmp_path, text, encoding="utf-8"):
+    path = tmp_path / "m.csv"
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def read_all(path):
+    return [record() for _, record in smiles.rows(path, smiles.find_columns(path))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ('a,C,1\n"b,CC,2\nc,CCC,3\n"d,O,4\ne,CO,5\n', 3),  # between two lone marks all would be one text
+        ('a,C,1\nb,CC,2\n"c,CCC,3\nd,O,4\n', 4),  # open to the end
+        ('a,C,1\n"b"x,CC,2\n', 3),
+    ],
+)
+def test_a_lone_quotation_mark_takes_no_rows_with_it(tmp_path, rows, line):
+    path = csv_file(tmp_path, "id,smiles,y\n" + rows)
+    with pytest.raises(
+        ValueError, match=rf"m.csv, line {line}: not valid CSV: .*; a quotation mark within a text"
+    ):
+        read_all(path)
+
+
+def test_quotation_marks_that_are_closed_are_read(tmp_path):
+    path = csv_file(tmp_path, 'id,smiles,y\n"a ""b"", c",C,1\n"two\nlines",CC,2\n')
+    assert [record.id for record in read_all(path)] == ['a "b", c', "two\nlines"]
+
+
+@pytest.mark.parametrize(("encoding", "line"), [("latin-1", 3), ("utf-16", 1)])
+def test_a_file_in_another_encoding_is_not_guessed_at(tmp_path, encoding, line):
+    path = csv_file(tmp_path, "smiles,y\nC,e\nCC,é\nCCC,è\n", encoding)
+    with pytest.raises(ValueError, match=rf"m.csv, line {line} is not UTF-8: save the file as UTF-8"):
+        read_all(path)
+
+
+@pytest.mark.parametrize("header", ["smiles,y,smiles", "smiles,y,y", "smiles,split,split,y"])
+def test_two_columns_of_a_name_that_is_needed(tmp_path, header):
+    path = csv_file(tmp_path, f"{header}\n" + ",".join(["C"] * header.count(",")) + ",C\n")
+    with pytest.raises(
+        ValueError, match=r"2 columns are called '(smiles|y|split)', and only one can be meant"
+    ):
+        smiles.find_columns(path)
+
+
+def test_other_columns_may_share_a_name(tmp_path):
+    path = csv_file(tmp_path, "id,id,smiles,y,,\na,b,C,1,,\nc,d,CC,2,,\n")
+    columns = smiles.find_columns(path, targets=["y"])
+    assert columns == smiles.Columns("smiles", ("y",))
+    assert [record.y.values.item() for record in read_all(path)] == [1, 2]
+
+
+def test_a_target_that_is_named_twice(tmp_path):
+    path = csv_file(tmp_path, "smiles,a\nC,1\n")
+    with pytest.raises(ValueError, match="the target 'a' is named twice"):
+        smiles.find_columns(path, targets=["a", "a"])
+
+
+def test_targets_are_found_in_upper_and_lower_case(tmp_path):
+    path = csv_file(tmp_path, "SMILES,Label\nC,1\n")
+    assert smiles.find_columns(path, targets=["label"]).targets == ("Label",)
+    assert smiles.find_columns(path, targets=["label"], labelled=False).targets == ("Label",)
+
+
+@pytest.mark.parametrize("text", ["N/A", "#N/A", "<NA>", " n/a ", "NULL"])
+def test_what_spreadsheets_write_for_a_missing_label(text):
+    assert smiles.parse_cell(text) is None
+
+
+def test_what_stands_behind_a_blank_is_not_left_unread():
+    for text in ("CCO hello", "CCO\tCCN", "CCO\nCCN"):
+        with pytest.raises(ValueError, match="has a blank in it, behind which RDKit reads nothing"):
+            smiles.molecule_graph(text)
+    assert len(smiles.molecule_graph("CCO |$;;x$|")["x"]) == 3  # an extension that RDKit knows

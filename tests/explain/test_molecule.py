@@ -63,3 +63,9 @@ def test_rings_without_an_assignment_of_double_bonds_stay_aromatic():
 
 def test_other_graphs_are_no_molecules():
     assert layout(SimpleNamespace(atoms=None, bonds=None)) is None
+
+
+@pytest.mark.parametrize("smiles", ["[H][H]", "[H+]", "C"])
+def test_the_smallest_have_places_too(smiles):
+    molecule = layout(graph(smiles))
+    assert molecule.positions.isfinite().all()

@@ -14,7 +14,7 @@ def test_csv(tmp_path):
     with table_file(tmp_path / "t.csv") as write:
         for part in PARTS:
             write(part)
-    assert (tmp_path / "t.csv").read_text() == ('graph,score\na,0.1\n"b, c",0.33333333\n"""d""",2e-09\n')
+    assert (tmp_path / "t.csv").read_text() == ('graph,score\na,0.1\n"b, c",0.333333333333\n"""d""",2e-09\n')
 
 
 def test_parquet(tmp_path):

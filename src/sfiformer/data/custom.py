@@ -77,7 +77,8 @@ def load_custom(
     rows, columns = open_source(
         source, targets=targets, smiles_column=smiles_column, split_column=split_column
     )
-    records = [record for record in read_graphs(rows, bad=bad) if _keep([record], _settle_split, bad)]
+    settle = _settle_split if split in ("auto", "column") else _forget_split
+    records = [record for record in read_graphs(rows, bad=bad) if _keep([record], settle, bad)]
     _not_empty(name, records, bad)
     with _about(name):
         level = level or infer_level(records)
@@ -197,6 +198,11 @@ def _settle_split(record: Record) -> None:
         record.split = split_name(record.split)
 
 
+def _forget_split(record: Record) -> None:
+    """What a graph says of its split may be anything where it is not asked for."""
+    record.split = None
+
+
 def _encodable(records: Iterator[Record], task: Task | None, bad: Bad | None) -> Iterator[Record]:
     for record in records:
         if task is None or _keep([record], lambda graph: encode(graph, task), bad):
@@ -256,13 +262,16 @@ def _notes(records: list[Record], task: Task, how: str, stores: Mapping[str, Gra
 
 
 def _absent(stores: Mapping[str, GraphStore], task: Task) -> list[str]:
-    """A line for a class that cannot be learnt, and for each split where two are not to be told apart."""
+    """A line for each split without labels, for a class that cannot be learnt, and where two are not to be told apart."""
     names = task.class_names or tuple(map(str, range(2 if task.kind == "binary" else task.outputs)))
     lines = []
-    for part, store in stores.items() if task.kind in ("classification", "binary") else ():
-        fields = {**store.node, **store.graph, **store.link}
-        present = set(fields["edge_label" if task.level == "link" else "y"].unique().tolist())
-        absent = [name for number, name in enumerate(names) if number not in present]
-        if absent and (part == "train" or task.kind == "binary"):
-            lines.append(f"{part} has no label" + f" of class {listed(absent)}" * (len(absent) < len(names)))
+    for part, store in stores.items():
+        if not has_labels(store, task):
+            lines.append(f"{part} has no label")
+        elif task.kind in ("classification", "binary"):
+            fields = {**store.node, **store.graph, **store.link}
+            present = set(fields["edge_label" if task.level == "link" else "y"].unique().tolist())
+            absent = [name for number, name in enumerate(names) if number not in present]
+            if absent and (part == "train" or task.kind == "binary"):
+                lines.append(f"{part} has no label of class {listed(absent)}")
     return lines

@@ -99,6 +99,8 @@ def infer_task(
     if not distinct:
         raise ValueError("every label (y) is missing, so there is nothing to train on")
 
+    if text and kind is None and classes is None:
+        _require_text(records, tables)
     truth = not text and set(distinct) <= {0.0, 1.0}
     few = whole and len(distinct) <= max(FEW_CLASSES, len(cells) // 5)
     names = _class_names(classes if classes is not None else 2 if truth else distinct)
@@ -135,6 +137,24 @@ def infer_task(
     if text:
         raise ValueError(f"{kind} needs numbers, and there is the label {distinct[0]!r}")
     return Task(level, kind, width, target_names=tuple(target_names) if target_names else None)
+
+
+def _require_text(records: Sequence[Record], tables: Sequence[np.ndarray]) -> None:
+    """Labels that are numbers, too many to be names of classes, but for a few of text: what is wrong are these."""
+    numbers = {
+        cell
+        for record in records
+        if record.y is not None and not record.y.text
+        for cell in record.y.values.ravel().tolist()
+        if cell == cell
+    }
+    if len(numbers) > max(FEW_CLASSES, len(tables) // 5):
+        odd = next(record for record in records if record.y is not None and record.y.text)
+        assert odd.y is not None
+        raise ValueError(
+            f"{odd.place}: the label {label_text(odd.y.values.ravel()[0])!r} is text, and {len(numbers)} others are numbers: "
+            "correct it, leave it empty where it is missing, or say kind='classification'"
+        )
 
 
 def encode(record: Record, task: Task) -> Tensor:
@@ -174,7 +194,9 @@ def standardised(task: Task, tables: Sequence[np.ndarray | None]) -> Task:
     values = np.concatenate([np.full((1, task.outputs), np.nan), *(t for t in tables if t is not None)])
     empty = np.isnan(values).all(0)
     if empty.any():
-        raise ValueError(f"target {int(empty.argmax())} has no label in the training split")
+        number = int(empty.argmax())
+        name = task.target_names[number] if task.target_names else number
+        raise ValueError(f"target {name} has no label in the training split")
     mean, std = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
     std = np.where(std > 1e-12 * np.abs(mean), std, 1.0)  # a constant target keeps its scale
     return replace(task, target_mean=tuple(mean.tolist()), target_std=tuple(std.tolist()))

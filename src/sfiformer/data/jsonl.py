@@ -51,7 +51,9 @@ def _parse(line: bytes, split_column: str) -> Record:
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:  # its own line and column would be those of this one line
-        raise ValueError(f"not valid JSON: {error.msg} at character {error.pos + 1}") from None
+        raise ValueError(
+            f"not valid JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}"
+        ) from None
     except (UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not valid JSON: {error}") from None
     if not isinstance(fields, dict):

@@ -22,7 +22,7 @@ BOND_SIZES = (5, 6, 2)  # and of the 3 bond features
 _ELEMENT = {number: number - 1 for number in range(1, 119)}
 _CHARGE = {charge: charge + 5 for charge in range(-5, 6)}
 
-_MISSING = frozenset(["", "na", "nan", "null", "none"])
+_MISSING = frozenset(["", "na", "n/a", "#n/a", "<na>", "nan", "null", "none"])
 _TRUTH = {"false": 0, "true": 1}
 _INTEGER = re.compile(r"[+-]?\d+")
 _LABEL_NAMES = ("y", "label", "labels", "target", "targets", "class")
@@ -59,6 +59,9 @@ def parse_smiles(smiles: str) -> Any:
     with BlockLogs():  # what RDKit cannot read is reported with its row instead
         molecule = chem.MolFromSmiles(smiles)
     shown = smiles if len(smiles) <= 60 else smiles[:57] + "..."
+    rest = smiles.split(maxsplit=1)[1:]
+    if rest and not rest[0].startswith("|"):  # ChemAxon's extensions are written there
+        raise ValueError(f"the SMILES {shown!r} has a blank in it, behind which RDKit reads nothing")
     if molecule is None:
         raise ValueError(f"RDKit cannot read the SMILES {shown!r}")
     if molecule.GetNumAtoms() == 0:
@@ -142,7 +145,7 @@ def find_columns(
     of the given targets.
     """
     _, header = next(_csv(path))
-    by_lower = {name.strip().lower(): name for name in header}
+    by_lower = {name.strip().lower(): name for name in reversed(header)}  # of several, the first
     if smiles is None:
         found = [name for name in header if "smiles" in name.lower()]
         if "smiles" not in by_lower and len(found) != 1:
@@ -151,16 +154,26 @@ def find_columns(
                 "(--data.smiles_column of sfi train, --smiles-column of sfi predict and sfi data info)"
             )
         smiles = by_lower.get("smiles") or found[0]
+    if targets:
+        targets = [name if name in header else by_lower.get(name.strip().lower(), name) for name in targets]
     if targets and not labelled and not set(targets) & set(header):
         targets = ()
     wanted = [smiles, *(targets or ()), *([split] if split != "split" else [])]
     unknown = [name for name in wanted if name not in header]
     if unknown:
         raise ValueError(f"{path}: no column {unknown[0]!r}; the columns are {', '.join(header)}")
-    identifier = next((by_lower[name] for name in _ID_NAMES if name in by_lower), None)
+    names = [by_lower[name] for name in _ID_NAMES if name in by_lower]
+    identifier = next((name for name in names if header.count(name) == 1), None)
     columns = Columns(smiles, tuple(targets or ()), split if split in header else None, identifier)
     if targets is None:
         columns = Columns(columns.smiles, _guess_targets(path, header, columns), columns.split, columns.id)
+    for name in filter(None, (columns.smiles, *columns.targets, columns.split)):
+        if header.count(name) > 1:
+            raise ValueError(
+                f"{path}: {header.count(name)} columns are called {name!r}, and only one can be meant"
+            )
+        if columns.targets.count(name) > 1:
+            raise ValueError(f"{path}: the target {name!r} is named twice")
     return columns
 
 
@@ -262,18 +275,35 @@ def _is_number(text: str) -> bool:
 
 def _csv(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The header and the rows, each with the number of the line that it begins on."""
-    with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", errors="replace", newline="") as file:
-        cells = csv.reader(file)
+    with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as file:
+        cells = csv.reader(file, strict=True)  # else a lone quotation mark takes in all up to the next
+        line = 1
         try:
             first = next(cells, None)
             if not first:
-                raise ValueError(f"{path} is empty: its first line must name the columns")
+                raise ValueError(f"{path}: its first line must name the columns, and is empty")
             yield 1, first
             line = cells.line_num + 1
             for row in cells:
                 yield line, row
                 line = cells.line_num + 1
         except csv.Error as error:
-            raise ValueError(f"{path}, line {cells.line_num}: not valid CSV: {error}") from None
+            raise ValueError(
+                f"{path}, line {line}: not valid CSV: {error}; a quotation mark within a text is written twice, and "
+                "the text between two more"
+            ) from None
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}, line {_not_utf8(path)} is not UTF-8: save the file as UTF-8") from None
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is not a whole gzip file: {error}") from None
+
+
+def _not_utf8(path: Path) -> int:
+    """The first line that is not UTF-8."""
+    with open_bytes(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    raise AssertionError(f"{path} is UTF-8")

@@ -36,12 +36,15 @@ def layout(record: GraphRecord) -> Molecule | None:
     if record.atoms is None or record.bonds is None:
         return None
     try:
-        from rdkit.Chem import rdCoordGen
+        from rdkit.Chem import rdCoordGen, rdDepictor
     except ImportError:
         return None
     molecule = _rebuilt(record.atoms, record.edge_index, record.bonds)
     rdCoordGen.AddCoords(molecule)  # stretches chains out where RDKit's other layout crowds them
     places = torch.from_numpy(molecule.GetConformer().GetPositions())[:, :2].float()
+    if not places.isfinite().all():  # it has none for hydrogen alone
+        rdDepictor.Compute2DCoords(molecule)
+        places = torch.from_numpy(molecule.GetConformer().GetPositions())[:, :2].float()
     bonds = [
         (bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), bond.GetBondTypeAsDouble())
         for bond in molecule.GetBonds()

@@ -50,7 +50,9 @@ def _csv(file: BinaryIO) -> Iterator[Write]:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, float):
-        return f"{value:.8g}"  # the model computes in float32
+        return (
+            f"{value:.12g}"  # float32 has seven digits, which may stand on a far larger mean of the targets
+        )
     return _text(value)
 
 
