@@ -1,6 +1,7 @@
 import ast
 import inspect
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +93,16 @@ def test_every_setting_is_documented(cls):
         if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr)
     }
     assert documented == {field.name for field in fields(cls)}
+
+
+def test_choices_are_looked_at_in_python_too():
+    with pytest.raises(ValueError, match=r"data.size is 'tiny', not one of full, small"):
+        DataConfig(name="cluster", size="tiny")
+    with pytest.raises(ValueError, match=r"trainer.precision is 'bf16', not one of 32, tf32, bf16-mixed"):
+        TrainerConfig(precision="bf16")
+
+
+def test_paths_may_be_pathlibs_and_begin_at_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    config = ExperimentConfig.from_preset("custom", {"data.path": Path("~/own.csv"), "data.root": "~/data"})
+    assert (config.data.path, config.data.root) == ("/home/me/own.csv", "/home/me/data")

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os.path import expanduser
 from typing import Any, Literal
 
 import yaml
 
 from sfiformer.nn.config import Level, ModelConfig
 from sfiformer.presets import read_preset
-from sfiformer.schema import Layer, build, expand, plain
+from sfiformer.schema import Layer, build, expand, plain, require_choices
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class DataConfig:
     """Graphs a training step, over all devices."""
 
     def __post_init__(self) -> None:
+        require_choices(self, "data.")
+        for key in ("path", "root", "mirror"):  # as a shell does, which sees none of what a file says
+            if (value := getattr(self, key)) is not None:
+                object.__setattr__(self, key, expanduser(value))
         if self.batch_size < 1:
             raise ValueError(f"data.batch_size is {self.batch_size}; it must be at least 1")
         if not (min(self.fractions) >= 0 and abs(sum(self.fractions) - 1) <= 1e-6):
@@ -110,7 +115,7 @@ class TrainerConfig:
     precision: Literal["32", "tf32", "bf16-mixed"] = "32"
     """Arithmetic of the forward and backward pass; tf32: float32 with products in TF32, on a GPU that has them."""
     capture: bool = True
-    """Replay the training steps as CUDA graphs, on one GPU that holds the data."""
+    """Replay training steps and evaluation as CUDA graphs, on one GPU that holds the data."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """What to run on; auto: GPUs where there are any."""
     devices: int = 1
@@ -119,6 +124,7 @@ class TrainerConfig:
     """Machines."""
 
     def __post_init__(self) -> None:
+        require_choices(self, "trainer.")
         for key in ("epochs", "accumulate", "devices", "nodes"):
             if getattr(self, key) < 1:
                 raise ValueError(f"trainer.{key} is {getattr(self, key)}; it must be at least 1")

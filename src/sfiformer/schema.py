@@ -9,6 +9,7 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
+from os import PathLike, fspath
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -74,6 +75,22 @@ def dotted_keys(cls: type, prefix: str = "") -> list[str]:
     return keys
 
 
+def hint_of(cls: type, dotted: str) -> Any:
+    """The type of a key: hint_of(ExperimentConfig, "model.dim") is int."""
+    section, _, rest = dotted.partition(".")
+    hint = _hints(cls)[section]
+    return hint_of(hint, rest) if rest else hint
+
+
+def require_choices(config: Any, section: str = "") -> None:
+    """Raises ValueError where a setting that has a few values (a Literal) is none of them; for what is made in Python."""
+    for key, hint in _hints(type(config)).items():
+        value = getattr(config, key)
+        for literal in (hint, *get_args(hint)):  # the latter of Literal[…] | None
+            if get_origin(literal) is Literal and not (value is None and literal is not hint):
+                _converted(literal, value, f"{section}{key}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name most like `name`; the last part of a dotted key counts most, and may be abbreviated."""
 
@@ -135,6 +152,8 @@ def _converted(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list | tuple) or (length is not None and len(value) != length):
             raise ValueError(f"{where} must be a list{f' of {length}' if length else ''}, not {value!r}")
         return tuple(_converted(item, entry, f"{where}[{i}]") for i, entry in enumerate(value))
+    if hint is str and isinstance(value, PathLike):
+        return fspath(value)
     if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
         # YAML 1.1 reads 1e-3 as a string.
         try:

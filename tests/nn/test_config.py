@@ -63,3 +63,21 @@ def test_fitted_refuses_data_of_another_shape(settings, message):
 def test_settings_that_make_no_model(settings, message):
     with pytest.raises(ValueError, match=message):
         ModelConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attention": "softmx"}, "attention is 'softmx', not one of sfi, dfi, .*did you mean 'softmax'"),
+        ({"attention": "SFi"}, "attention is 'SFi'"),
+        ({"head_width": "narow"}, "did you mean 'narrow'"),
+        ({"pooling": "sum"}, "pooling is 'sum', not one of mean, add"),
+        ({"pe": "LapPE"}, "not one of lappe"),
+        ({"norm": None}, "norm is None"),
+        ({"head": "nodes"}, "did you mean 'node'"),
+        ({"node_encoder": "atoms"}, "did you mean 'atom'"),
+    ],
+)
+def test_a_value_that_is_none_of_the_choices_is_refused_in_python_too(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**settings)

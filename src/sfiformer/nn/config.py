@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from sfiformer.schema import require_choices
+
 Level = Literal["graph", "node", "link"]
 
 
@@ -106,6 +108,7 @@ class ModelConfig:
     """Scale the hidden rows of the head to unit length, as the reference implementation does."""
 
     def __post_init__(self) -> None:
+        require_choices(self)
         for key in ("layers", "dim", "heads", "head_layers", "pe_size", "pe_dim", "proximal_iterations"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} is {getattr(self, key)}; it must be at least 1")
