@@ -35,8 +35,8 @@ def test_what_a_run_of_ours_starts_from_fits_it(name):
 
 
 def test_later_settings_win(suite):
-    run = plan(suite, {"model.attention": "adjacency", "trainer.epochs": 9})["cluster/gps/seed-1"]
-    assert (run.config.model.attention, run.config.trainer.epochs, run.config.seed) == ("adjacency", 9, 1)
+    run = plan(suite, {"model.lam": 3.0, "trainer.epochs": 9})["cluster/lam-2/seed-0"]
+    assert (run.config.model.lam, run.config.trainer.epochs, run.config.seed) == (3.0, 9, 0)
     assert run.config.data.size == "small"
 
 
@@ -88,3 +88,17 @@ def test_a_file_is_the_same_by_whatever_path(runs, tmp_path, monkeypatch):
     )
     assert differences(before, now) == []
     assert differences(before, other) == [f"data.path is now a.csv, was {tmp_path / 'a.csv'}"]
+
+
+def test_a_number_that_is_no_more_is_a_change(runs):
+    config = runs["cluster/sfi/seed-0"].config
+    patient = replace(config, trainer=replace(config.trainer, patience=1))
+    assert differences(patient, config) == ["trainer.patience is now null, was 1"]
+
+
+def test_what_others_start_from_has_to_be_dense(suite_file):
+    suite_file.write_text(suite_file.read_text().replace("init_from: dfi", "init_from: sfi"))
+    with pytest.raises(
+        ValueError, match=r"models.plus.init_from: cluster/sfi/seed-0 has attention sfi; .* dfi"
+    ):
+        plan(read_suite(str(suite_file)))

@@ -126,3 +126,59 @@ def test_published_figures_are_the_paper_s():
     assert str(read_published("ablation").figures["SFi-Former, λ* = 5"]["peptides-func"]) == "0.7025 ± 0.0019"
     with pytest.raises(ValueError, match="did you mean 'lrgb'"):
         read_published("lrbg")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "label: SFi-Former}",
+            "label: GPS+Transformer}",
+            r"runs\[0\].models: their labels: 'GPS\+Transformer' stands",
+        ),
+        ("seeds: [0, 1]", "seeds: [0, 0]", r"runs\[0\].seeds: 0 stands there 2 times"),
+        ("models: [gps, sfi, plus]", "models: [gps, gps]", r"runs\[0\].models: 'gps' stands there 2 times"),
+        (
+            "curves: {model.lam:",
+            "curves: {model.attention:",
+            "against a number, which model.attention is not",
+        ),
+        (
+            "curves: {model.lam:",
+            "curves: {trainer.patience:",
+            "against a number, which trainer.patience is not",
+        ),
+        ("curves: {model.lam:", "curves: {model:", "against a number, which model is not"),
+    ],
+)
+def test_what_no_table_or_curve_can_be_made_of_is_refused_before_any_training(suite_file, old, new, message):
+    text = suite_file.read_text()
+    assert old in text
+    suite_file.write_text(text.replace(old, new, 1))
+    with pytest.raises(ValueError, match=message):
+        read_suite(str(suite_file))
+
+
+def test_a_file_that_is_called_without_its_ending_is_named(suite_file, monkeypatch):
+    monkeypatch.chdir(suite_file.parent)
+    with pytest.raises(ValueError, match=r"there is no suite 'small'; did you mean 'small.yaml'"):
+        read_suite("small")
+
+
+def test_paths_in_a_file_are_from_its_folder_or_from_home(suite_file, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    text = suite_file.read_text()
+    for given, expected in (
+        ("~/data", "/home/me/data"),
+        ("data", str(suite_file.parent / "data")),
+        ("https://example.org/data", "https://example.org/data"),
+    ):
+        suite_file.write_text(
+            text.replace("{data.size: small,", f"{{data.size: small, data.mirror: {given!r},")
+        )
+        assert read_suite(str(suite_file)).settings["data"]["mirror"] == expected
+
+
+def test_a_label_is_one_line(suite_file):
+    suite_file.write_text(suite_file.read_text().replace("label: SFi-Former}", 'label: "SFi-\\n  Former"}'))
+    assert read_suite(str(suite_file)).models["sfi"].label == "SFi- Former"

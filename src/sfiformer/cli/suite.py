@@ -83,6 +83,8 @@ def run(
     from sfiformer.suites import read_suite
     from sfiformer.suites.plan import default_out, plan, select
 
+    if slurm and engine != "slurm":
+        raise UserError(f"--slurm {slurm[0]} is for jobs of a cluster: add --engine slurm")
     suite, overrides, parameters = read_suite(name), given(settings), _parameters(slurm or [])
     if dry_run:
         for planned in select(plan(suite, overrides), only or ()).values():
@@ -103,7 +105,10 @@ def run(
 
 
 def report(name: Name, out: Out = None, debug: Debug = False) -> None:
-    """Write the tables (Markdown, CSV, LaTeX) and figures (PNG, SVG) of a suite's runs into DIR/report."""
+    """Write the tables (Markdown, CSV, LaTeX) and figures (PNG, SVG) of a suite's runs into DIR/report.
+
+    What DIR/report held before is replaced.
+    """
     from sfiformer.suites import read_suite, report_suite
 
     written = report_suite(read_suite(name), out)

@@ -7,7 +7,7 @@ report/                        what `sfi suite report` wrote
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from sfiformer.suites.plan import RUNS, Run, differences
 from sfiformer.training.run_folder import RESULT, RunFolder
 
 RECORD = "suite.json"
+CHANGED = "the settings have changed: "
 
 
 @dataclass
@@ -48,10 +49,31 @@ class SuiteFolder:
     def finished(self, name: str) -> bool:
         return (self.run(name).path / RESULT).is_file()
 
-    def changed(self, run: Run) -> list[str]:
-        """How the run in the folder, if one was begun, differs from the one that is planned now."""
+    def objections(self, run: Run) -> list[str]:
+        """Why what is in the run's folder does not count as the run that is planned now, a sentence each."""
         folder = self.run(run.name)
-        return differences(folder.config(), run.config) if folder.exists else []
+        if not folder.exists:
+            return [f"{folder.path} has a result, but no settings"] if self.finished(run.name) else []
+        try:
+            changes = differences(folder.config(), run.config)
+            about = folder.about()
+            if about and run.needs != (source := _source(about)):
+                changes.append(f"init_from is now {run.needs or 'nothing'}, was {source or 'nothing'}")
+            found = [f"{CHANGED}{change}" for change in changes]
+            folder.require_own_file("or train anew")
+            if self.finished(run.name):
+                self.result(run.name)
+                self.epochs(run.name)
+        except ValueError as error:  # a file of the run that is damaged, or no longer there
+            return [str(error)]
+        return found
+
+    def result(self, name: str) -> dict[str, Any]:
+        """What result.json holds."""
+        result = self.run(name).result()
+        if missing := [key for key in ("metric", "higher_is_better", "test") if key not in result]:
+            raise UserError(f"{self.run(name).path / RESULT} is damaged: it has no {missing[0]}")
+        return result
 
     def busy(self, name: str) -> bool:
         """Whether some process is training in the run's folder."""
@@ -66,12 +88,14 @@ class SuiteFolder:
 
     def epochs(self, name: str) -> list[dict[str, Any]]:
         """The metrics of every epoch so far."""
+        path = self.run(name).path / "metrics.jsonl"
         try:
-            text = (self.run(name).path / "metrics.jsonl").read_text(encoding="utf-8")
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            return [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be half written
         except OSError:
             return []
-        lines = text.splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be half written
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: {error}") from None
 
     def record(self, suite: str) -> Record:
         """The record so far; that of a suite of another name is an error."""
@@ -80,6 +104,8 @@ class SuiteFolder:
             return Record(suite)
         try:
             record = Record(**json.loads(path.read_text(encoding="utf-8")))
+            if not (isinstance(record.overrides, dict) and isinstance(record.failed, dict)):
+                raise ValueError("overrides and failed must be mappings")
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{path} is damaged: {error}; remove it, the runs beside it are kept") from None
         if record.suite != suite:
@@ -105,6 +131,12 @@ class SuiteFolder:
             yield
         finally:
             lock.release()
+
+
+def _source(about: Mapping[str, Any]) -> str | None:
+    """The name of the run that a run started from, by its about.json, which has "PATH: what was loaded"."""
+    path, _, _ = str(about.get("init_from", "")).partition(": ")
+    return "/".join(Path(path).parts[-3:]) or None
 
 
 def failure(log: Path, code: int) -> str:

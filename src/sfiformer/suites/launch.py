@@ -9,7 +9,7 @@ from typing import Any, Literal
 from sfiformer.errors import UserError
 from sfiformer.suites.display import Display
 from sfiformer.suites.engines import Engine, LocalEngine, SlurmEngine
-from sfiformer.suites.folder import Record, SuiteFolder
+from sfiformer.suites.folder import CHANGED, Record, SuiteFolder
 from sfiformer.suites.plan import as_options, default_out, plan, select
 from sfiformer.suites.scheduler import Scheduler
 from sfiformer.suites.suite import Suite
@@ -72,9 +72,9 @@ def _require_same(suite: Suite, folder: SuiteFolder, record: Record, overrides: 
         return
     before, now = plan(suite, record.overrides), plan(suite, overrides)
     lost = {
-        name: changes[0]
+        name: found[0].removeprefix(CHANGED)
         for name in now
-        if not folder.changed(before[name]) and (changes := folder.changed(now[name]))
+        if not folder.objections(before[name]) and (found := folder.objections(now[name]))
     }
     if lost:
         name, change = next(iter(lost.items()))

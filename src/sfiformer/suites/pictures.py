@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 from sfiformer.figures import COLOURS, styled
@@ -32,12 +35,12 @@ def gap_figure(results: Results, folder: SuiteFolder) -> Figure | None:
     with styled():
         figure = Figure(figsize=(1 + 3.6 * len(panels), 3.2))
         for axis, dataset in zip(_axes(figure, 1, len(panels))[0], panels, strict=True):
-            for colour, row in zip(COLOURS, rows, strict=False):
+            for (style, colour), row in zip(product(("-", "--", ":", "-."), COLOURS), rows, strict=False):
                 curves = [
                     _gaps(folder, run_name(dataset, str(row.model), seed), result["higher_is_better"])
                     for seed, result in row.ours[dataset].results.items()
                 ]
-                _draw_band(axis, curves, f"{row.label} ({_seeds(len(curves))})", colour)
+                _draw_band(axis, curves, f"{_wrapped(row.label)} ({_seeds(len(curves))})", colour, style)
             axis.axhline(0, color="grey", linewidth=0.8, zorder=0)
             axis.set_title(results.labels[dataset])
             axis.set_xlabel("epoch")
@@ -60,11 +63,14 @@ def curve_figure(results: Results, key: str, runs: Mapping[str, Run]) -> Figure 
         axes = _axes(figure, 2, len(panels))
         for column, dataset in enumerate(panels):
             seed = results.group.seeds[0]
-            at = {
+            value = {
                 row.label: float(flat(plain(runs[run_name(dataset, str(row.model), seed)].config))[key])
                 for row in chosen
             }
-            rows = sorted(chosen, key=lambda row: at[row.label])
+            rows = sorted(chosen, key=lambda row: value[row.label])
+            ticks = sorted(set(value.values()))
+            logarithmic = all(0 < tick < math.inf for tick in ticks)  # else one step from each to the next
+            at = value if logarithmic else {label: ticks.index(tick) for label, tick in value.items()}
             _draw_curve(axes[0][column], rows, at, dataset)
             _draw_zeros(axes[1][column], rows, at, dataset)
             axes[0][column].set_title(results.labels[dataset])
@@ -73,9 +79,8 @@ def curve_figure(results: Results, key: str, runs: Mapping[str, Run]) -> Figure 
             )
             axes[1][column].set_ylabel("zero attention")
             for axis in (axes[0][column], axes[1][column]):
-                ticks = sorted(at.values())
-                axis.set_xscale("log")
-                axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+                axis.set_xscale("log" if logarithmic else "linear")
+                axis.set_xticks(sorted(set(at.values())), [f"{tick:g}".replace("inf", "∞") for tick in ticks])
                 axis.minorticks_off()
                 axis.set_xlabel(SYMBOLS.get(key, key))
             axes[0][column].legend(loc="best", fontsize=9)
@@ -119,14 +124,15 @@ def _draw_zeros(axis: Axes, rows: Sequence[Row], at: Mapping[str, float], datase
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
-def _draw_band(axis: Axes, curves: Sequence[Sequence[float]], label: str, colour: str) -> None:
+def _draw_band(axis: Axes, curves: Sequence[Sequence[float]], label: str, colour: str, style: str) -> None:
     """The mean over the seeds, and a band of one standard deviation, over the epochs that all seeds have."""
     if not curves:
         return
     columns = list(zip(*curves, strict=False))
     epochs = range(1, len(columns) + 1)
     means = [statistics.fmean(column) for column in columns]
-    axis.plot(epochs, means, color=colour, label=label, marker="o" if len(columns) < 20 else "", markersize=4)
+    marker = "o" if len(columns) < 20 else ""
+    axis.plot(epochs, means, style, color=colour, label=label, marker=marker, markersize=4)
     if len(curves) > 1:
         spread = [statistics.stdev(column) for column in columns]
         low = [mean - sd for mean, sd in zip(means, spread, strict=True)]
@@ -150,6 +156,11 @@ def _spread(points: Sequence[tuple[float, Mean]]) -> list[float] | None:
 
 def _axes(figure: Figure, rows: int, columns: int) -> list[list[Axes]]:
     return figure.subplots(rows, columns, squeeze=False).tolist()
+
+
+def _wrapped(label: str) -> str:
+    """A label of a legend, which a long line would leave no room beside."""
+    return textwrap.fill(label, 32)
 
 
 def _seeds(count: int) -> str:

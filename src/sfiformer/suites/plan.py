@@ -81,8 +81,16 @@ def plan(suite: Suite, overrides: Mapping[str, Any] | None = None) -> dict[str, 
             presets[name] = read_preset(dataset.preset)
         except ValueError as error:
             raise ValueError(f"{suite.place}: datasets.{name}.preset: {error}") from None
-    runs = [_run(suite, *place, presets, overrides or {}) for place in places(suite)]
-    return {run.name: run for run in runs}
+    runs = {
+        run.name: run for run in (_run(suite, *place, presets, overrides or {}) for place in places(suite))
+    }
+    for run in runs.values():
+        if run.needs is not None and (kind := runs[run.needs].config.model.attention) != "dfi":
+            raise ValueError(
+                f"{suite.place}: models.{run.model}.init_from: {run.needs} has attention {kind}; what others start "
+                "from has attention dfi"
+            )
+    return runs
 
 
 def places(suite: Suite) -> list[tuple[str, str, int]]:
@@ -113,11 +121,11 @@ def differences(before: ExperimentConfig, now: ExperimentConfig) -> list[str]:
     """The settings that make `now` another experiment than that of a run folder, a sentence each."""
     old, new = flat(plain(before)), flat(plain(now))
     return [
-        f"{key} is now {new[key]}, was {old[key]}"
+        f"{key} is now {as_text(new[key])}, was {as_text(old[key])}"
         for key in new
-        # What is None is settled by the data; a path is made absolute when it is trained on.
+        # What is None of data and model is settled by the data; a path is made absolute when it is trained on.
         if key not in SURROUNDINGS
-        and new[key] is not None
+        and not (new[key] is None and key.startswith(("data.", "model.")))
         and new[key] != old[key]
         and not (key == "data.path" and old[key] is not None and abspath(new[key]) == abspath(old[key]))
     ]

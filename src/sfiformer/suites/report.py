@@ -13,6 +13,8 @@ from sfiformer.suites.plan import Run, as_options, default_out, plan
 from sfiformer.suites.results import Results, collect
 from sfiformer.suites.suite import Suite
 
+METRIC = {"test": "Test", "val": "Validation"}
+
 
 @dataclass(frozen=True)
 class Report:
@@ -24,14 +26,20 @@ class Report:
 
 
 def report_suite(suite: Suite, out: Path | None = None) -> Report:
-    """Write report.md, and for each table of the suite a CSV file, a LaTeX file and its figures, to `out`/report.
+    """Write report.md, and for each table of the suite a CSV file, a LaTeX file and its figures, to `out`/report, in place of
+    what was there.
 
     Raises:
         UserError: where the suite has no folder yet.
     """
     folder = SuiteFolder(out or default_out(suite))
     if not folder.path.is_dir():
-        raise UserError(f"there is no folder {folder.path}: sfi suite run {suite.name} makes it")
+        own = (
+            suite.place
+            if suite.place.endswith((".yaml", ".yml")) and Path(suite.place).is_file()
+            else suite.name
+        )
+        raise UserError(f"there is no folder {folder.path}: sfi suite run {own} makes it")
     record = folder.record(suite.name)
     runs = plan(suite, record.overrides)
     sections, written = [_introduction(suite, record.overrides)], ["report.md"]
@@ -77,7 +85,7 @@ def _draw(
             wanted[f"{group.name}-gap"] = (pictures.gap_figure(results, folder), caption)
         for key in group.curves:
             symbol = pictures.SYMBOLS.get(key, key)
-            caption = f"Test metric and share of zero attention against {symbol} (error bars: one s.d.)"
+            caption = f"{METRIC[group.split]} metric and share of zero attention against {symbol} (error bars: one s.d.)"
             wanted[f"{group.name}-{key.rpartition('.')[2]}"] = (
                 pictures.curve_figure(results, key, runs),
                 caption,

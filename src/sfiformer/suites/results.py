@@ -51,10 +51,10 @@ class Row:
     label: str
     model: str | None
     """None for a model that only others have figures of."""
-    source: int | None = None
-    """Which of the table's sources its published figures are from."""
     ours: dict[str, Cell] = field(default_factory=dict)
     published: dict[str, Figure] = field(default_factory=dict)
+    sources: dict[str, int] = field(default_factory=dict)
+    """Which of the table's sources each of them is from."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,10 @@ def _cell(
     results, problems = {}, {}
     for seed in group.seeds:
         name = run_name(dataset, model, seed)
-        if changes := folder.changed(runs[name]):
-            problems[seed] = f"the settings have changed: {changes[0]}"
+        if objections := folder.objections(runs[name]):
+            problems[seed] = objections[0]
         elif folder.finished(name):
-            results[seed] = folder.run(name).result()
+            results[seed] = folder.result(name)
             if results[seed].get(group.split) is None:
                 problems[seed] = f"the {group.split} metric is not defined"
         else:
@@ -134,17 +134,20 @@ def _cell(
 
 
 def _add_published(rows: list[Row], tables: Sequence[Published], group: Group) -> None:
-    """The published figures of our models go to their rows; models that we do not run get rows above ours."""
+    """The published figures of our models go to their rows, of each dataset those of the first table that has them; others,
+    and models that we do not run, get rows above ours."""
     own = {row.label: row for row in rows}
     others = []
     for number, table in enumerate(tables):
         for label, figures in table.figures.items():
             shown = {dataset: figures[dataset] for dataset in group.datasets if dataset in figures}
-            row = own.get(label) if number == 0 else None
-            if row is not None:
-                row.published, row.source = shown, number
-            elif shown:
-                others.append(Row(label, None, number, published=shown))
+            row = own.get(label)
+            if row is None or row.published.keys() & shown.keys():
+                row = Row(label, None)
+                if shown:
+                    others.append(row)
+            row.published |= shown
+            row.sources |= dict.fromkeys(shown, number)
     rows[:0] = others
 
 

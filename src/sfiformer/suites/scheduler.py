@@ -3,10 +3,12 @@
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Literal
 
+from sfiformer.errors import UserError
 from sfiformer.suites.display import Display
 from sfiformer.suites.engines import Engine, Job
 from sfiformer.suites.folder import Record, SuiteFolder, failure
@@ -67,19 +69,19 @@ class Scheduler:
 
     def _look_back(self) -> None:
         """What earlier calls have left."""
-        changed = {name: self.folder.changed(task.run) for name, task in self.tasks.items()}
+        objections = {name: self.folder.objections(task.run) for name, task in self.tasks.items()}
         for name, task in self.tasks.items():
-            if not changed[name] and self.folder.finished(name):
+            if not objections[name] and self.folder.finished(name):
                 self.record.failed.pop(name, None)
                 task.state, task.reason, task.epochs = "finished", "before", self.folder.epochs(name)
         self.folder.write(self.record)
         self.display.begin(self.tasks, self.engine.jobs)
-        for name, changes in changed.items():
-            if changes:
-                more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
+        for name, found in objections.items():
+            if found:
+                more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
                 self._fail(
                     self.tasks[name],
-                    f"the settings have changed: {changes[0]}{more}; remove {self.folder.run(name).path} to "
+                    f"{found[0]}{more}; remove {self.folder.run(name).path} to "
                     "run it anew, or choose another --out",
                 )
 
@@ -125,14 +127,15 @@ class Scheduler:
             assert task.job is not None
             code = task.job.poll()
             task.seconds = time.monotonic() - task.began
-            task.epochs = self.folder.epochs(name)
+            with suppress(UserError):  # a damaged file keeps none of the others from going on
+                task.epochs = self.folder.epochs(name)
             if code is None:
                 continue
             if code == 0 and self.folder.finished(name):
                 task.state = "finished"
                 if self.record.failed.pop(name, None) is not None:
                     self.folder.write(self.record)
-                self.display.finished(task, self.folder.run(name).result())
+                self.display.finished(task, self.folder.result(name))
             elif self.signal:
                 task.state = "stopped"
             else:

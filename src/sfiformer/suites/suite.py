@@ -8,19 +8,21 @@ runs:                a list; each entry is datasets × models × seeds, and one 
   - {name: …, title: …, datasets: […], models: […], seeds: […], split: …, published: […], gap: […], curves: {KEY: […]}}
 
 Later settings win: preset, suite, dataset, model, command line. A dataset's preset is its name if not given.
-What a user's own file names by a relative path (a preset file, data.path, data.root) stands beside it.
+What a user's own file names by a relative path (a preset file, data.path, data.root, data.mirror) stands beside it.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib import resources
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from sfiformer.config import ExperimentConfig
 from sfiformer.presets import parse_yaml, read_text
-from sfiformer.schema import Layer, build, dotted_keys, expand, nearest
+from sfiformer.schema import Layer, build, dotted_keys, expand, hint_of, nearest
 
 T = TypeVar("T")
 Settings = dict[str, Any]
@@ -102,7 +104,10 @@ def read_suite(name: str) -> Suite:
     """
     if not name.endswith((".yaml", ".yml")):
         if name not in suite_names():
-            raise ValueError(f"there is no suite {name!r}; did you mean {nearest(name, suite_names())!r}?")
+            file = next((f"{name}{end}" for end in (".yaml", ".yml") if Path(f"{name}{end}").is_file()), None)
+            raise ValueError(
+                f"there is no suite {name!r}; did you mean {file or nearest(name, suite_names())!r}?"
+            )
         return _suite(parse_yaml(package_text(name), f"suites/{name}.yaml"), name, f"suites/{name}.yaml")
     path = Path(name)
     return _beside(path.parent, _suite(parse_yaml(read_text(path, "suite"), name), path.stem, name))
@@ -114,9 +119,9 @@ def _beside(folder: Path, suite: Suite) -> Suite:
     def settled(settings: Settings) -> Settings:
         nested = expand(settings)
         data = nested.get("data")
-        for key in ("path", "root"):
-            if isinstance(data, dict) and isinstance(data.get(key), str):
-                data[key] = str(folder / data[key])
+        for key in ("path", "root", "mirror"):
+            if isinstance(data, dict) and isinstance(data.get(key), str) and "://" not in data[key]:
+                data[key] = str(folder / expanduser(data[key]))
         return nested
 
     def preset(name: str) -> str:
@@ -142,23 +147,28 @@ def _suite(values: dict[str, Any], name: str, place: str) -> Suite:
     if not isinstance(runs, list) or not runs:
         raise ValueError(f"{place}: runs must be a list of at least one entry, not {runs!r}")
     datasets = {
-        key: replace(entry, preset=entry.preset or key, label=entry.label or key)
+        key: replace(entry, preset=entry.preset or key, label=_line(entry.label or key))
         for key, entry in _named(SuiteDataset, values.get("datasets"), f"{place}: datasets").items()
     }
     models = {
-        key: replace(entry, label=entry.label or key)
+        key: replace(entry, label=_line(entry.label or key))
         for key, entry in _named(SuiteModel, values.get("models"), f"{place}: models").items()
     }
     groups = tuple(_entry(Group, group, f"{place}: runs[{i}]") for i, group in enumerate(runs))
     suite = Suite(
         name=name,
         place=place,
-        title=str(values.get("title", name)),
+        title=_line(str(values.get("title", name))),
         settings=_mapping(values.get("settings", {}), f"{place}: settings"),
         datasets=datasets,
         models=models,
         groups=tuple(
-            replace(group, name=group.name or f"table-{i + 1}", title=group.title or group.name)
+            replace(
+                group,
+                name=group.name or f"table-{i + 1}",
+                title=_line(group.title or group.name or f"Table {i + 1}"),
+                notes=tuple(map(_line, group.notes)),
+            )
             for i, group in enumerate(groups)
         ),
     )
@@ -208,12 +218,18 @@ def _check(suite: Suite) -> None:
         for key in ("datasets", "models", "seeds"):
             if not getattr(group, key):
                 raise ValueError(f"{where}.{key} must be a list of at least one")
+            _once(getattr(group, key), f"{where}.{key}")
         for dataset in group.datasets:
             _known(dataset, suite.datasets, f"{where}.datasets")
         for model_name in group.models:
             _known(model_name, suite.models, f"{where}.models")
+        _once([suite.models[name].label for name in group.models], f"{where}.models: their labels")
         for key, chosen in group.curves.items():
             _known(key, dotted_keys(ExperimentConfig), f"{where}.curves")
+            if hint_of(ExperimentConfig, key) not in (int, float):
+                raise ValueError(
+                    f"{where}.curves.{key}: a curve is drawn against a number, which {key} is not"
+                )
             if not isinstance(chosen, list):
                 raise ValueError(f"{where}.curves.{key} must be a list of models, not {chosen!r}")
             for model_name in chosen:
@@ -222,6 +238,20 @@ def _check(suite: Suite) -> None:
             _known(model_name, group.models, f"{where}.gap")
         for table in group.published:
             _known(table, published, f"{where}.published")
+
+
+def _once(values: Iterable[Any], where: str) -> None:
+    counts = Counter(values)
+    for value, count in counts.items():
+        if count > 1:
+            raise ValueError(
+                f"{where}: {value!r} stands there {count} times; rows of a table are told apart by them"
+            )
+
+
+def _line(text: str) -> str:
+    """On one line, as tables have it."""
+    return " ".join(text.split())
 
 
 def _check_name(name: str, where: str) -> None:

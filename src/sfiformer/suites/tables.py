@@ -7,6 +7,19 @@ from collections.abc import Sequence
 from sfiformer.suites.results import Cell, Results, Row
 
 PLACES = {1: "1st", 2: "2nd", 3: "3rd"}
+# What LaTeX would take for a command; all at once, since what stands for one holds others.
+LITERALLY = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "{": r"\{",
+        "}": r"\}",
+        "$": r"\$",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+    }
+)
 MACROS = {1: "first", 2: "second", 3: "third"}
 
 
@@ -21,13 +34,13 @@ def markdown(results: Results) -> str:
     ranks = {dataset: results.ranks(dataset) for dataset in results.labels}
     lines = []
     for row in results.rows:
-        line = [_label(row)]
+        line = [row.label]
         for dataset in results.labels:
             place = ranks[dataset].get(row.label) if row.model else None
             text = cell_text(row.ours.get(dataset))
             line.append(f"**{text}** (1st)" if place == 1 else f"{text} ({PLACES[place]})" if place else text)
             if results.compared(dataset):
-                line.append(str(row.published.get(dataset, "–")))
+                line.append(_published_text(row, dataset))
         lines.append(line)
     return aligned(headings, lines)
 
@@ -90,7 +103,7 @@ def table_csv(results: Results) -> str:
                 line += [gap and gap.mean, gap and gap.sd, *(figure and figure.mean for figure in means)]
                 line += ["; ".join(f"seed {seed}: {reason}" for seed, reason in cell.problems.items())]
             line += [shown and shown.mean, shown and shown.sd]
-            line += [results.sources[row.source] if shown and row.source is not None else ""]
+            line += [results.sources[row.sources[dataset]] if shown else ""]
             writer.writerow(["" if value is None else value for value in line])
     return buffer.getvalue()
 
@@ -120,13 +133,13 @@ def latex(results: Results) -> str:
     ]
     ranks = {dataset: results.ranks(dataset) for dataset in results.labels}
     for row in results.rows:
-        line = [escape(_label(row))]
+        line = [escape(row.label)]
         for dataset in results.labels:
             place = ranks[dataset].get(row.label) if row.model else None
             text = escape(cell_text(row.ours.get(dataset)))
             line.append(f"\\{MACROS[place]}{{{text}}}" if place else text)
             if results.compared(dataset):
-                line.append(escape(str(row.published.get(dataset, "–"))))
+                line.append(escape(_published_text(row, dataset)))
         lines.append(" & ".join(line) + r" \\")
     lines += ["\\bottomrule", "\\end{tabular}", *(f"% {note}" for note in notes(results))]
     return "\n".join(lines) + "\n"
@@ -142,7 +155,7 @@ def notes(results: Results) -> list[str]:
     ]
     if results.sources:
         lines.append(
-            "Published: figures of others, not computed here, from [1] where a row names no other source; a row "
+            "Published: figures of others, not computed here, from [1] where a figure names no other source; a row "
             "without ours is not part of the suite."
         )
         lines += [f"[{number}] {source}." for number, source in enumerate(results.sources, 1)]
@@ -174,6 +187,7 @@ def cell_text(cell: Cell | None) -> str:
 
 def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A Markdown table with columns of equal width."""
+    headings, *lines = [[text.replace("|", r"\|") for text in line] for line in (headings, *lines)]
     widths = [max(len(line[i]) for line in (headings, *lines)) for i in range(len(headings))]
 
     def padded(line: Sequence[str]) -> str:
@@ -185,8 +199,8 @@ def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def escape(text: str) -> str:
     """Text for LaTeX, with the paper's symbols."""
+    text = text.translate(LITERALLY)
     for symbol, macro in (
-        ("\\", r"\textbackslash "),
         ("_", r"\_"),
         ("%", r"\%"),
         ("&", r"\&"),
@@ -204,6 +218,7 @@ def escape(text: str) -> str:
     return text
 
 
-def _label(row: Row) -> str:
-    """A row whose published figures are not from the first source says so."""
-    return row.label if not row.source else f"{row.label} [{row.source + 1}]"
+def _published_text(row: Row, dataset: str) -> str:
+    """A published figure, with its source where that is not the first."""
+    source = row.sources.get(dataset, 0)
+    return str(row.published.get(dataset, "–")) + (f" [{source + 1}]" if source else "")
