@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+import sfiformer
 from sfiformer.config import ExperimentConfig
 from sfiformer.schema import dotted_keys
 
@@ -14,6 +15,10 @@ def test_help_is_quick_and_names_the_commands(sfi):
     assert time.perf_counter() - start < 3  # under 1 s on an idle machine
     for name in ("train", "eval", "predict", "presets", "data"):
         assert f" {name} " in text
+
+
+def test_the_version_is_the_packages(sfi):
+    assert sfi("--version").stdout == f"sfi {sfiformer.__version__}\n"
 
 
 def test_help_of_train_explains_every_setting(sfi):
@@ -72,6 +77,8 @@ def test_presets_are_listed_and_printed(sfi, tmp_path):
         ("train mine.yaml", "cannot read the preset file mine.yaml: No such file or directory"),
         ("train", "Missing argument 'PRESET'"),
         ("trian cluster", "No such command 'trian'"),
+        ("--verison", "there is no option --verison (see sfi --help)"),
+        ("data --task multiclass", "there is no option --task (see sfi data --help)"),
         ("presets clustr", "did you mean 'cluster'?"),
     ],
 )

@@ -7,10 +7,11 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from sfiformer import __version__
 from sfiformer.cli import data, evaluate, explain, predict, presets, suite, train
 from sfiformer.errors import BadRowError, TrainingError
 from sfiformer.schema import nearest
@@ -26,6 +27,26 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"sfi {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and leave.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    """What comes before a command."""
+
+
 train.register(app)
 evaluate.register(app)
 predict.register(app)
@@ -95,14 +116,14 @@ def _report(error: Exception, command: str) -> int:
 
 
 def _usage(error: Any) -> str:
-    option = getattr(error, "option_name", None)
-    if option is not None and error.ctx is not None:
-        known = [
-            name for parameter in error.ctx.command.params for name in parameter.opts if name[:2] == "--"
-        ]
-        return f"there is no option {option}; did you mean {nearest(option, known)}?"
-    help_command = f" (see {error.ctx.command_path} --help)" if getattr(error, "ctx", None) else ""
-    return error.format_message().rstrip(".") + help_command
+    option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    help_command = f" (see {context.command_path} --help)" if context else ""
+    if option is None or context is None:
+        return error.format_message().rstrip(".") + help_command
+    if hasattr(context.command, "commands"):  # it has no settings that could have been meant
+        return f"there is no option {option}{help_command}"
+    known = [name for parameter in context.command.params for name in parameter.opts if name[:2] == "--"]
+    return f"there is no option {option}; did you mean {nearest(option, known)}?"
 
 
 def _each_once() -> Callable[..., None]:

@@ -52,7 +52,10 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print settings, parameters and data facts; train nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print settings, parameters and data facts (fetched if need be); train nothing."
+        ),
     ] = False,
     debug: Debug = False,
     **settings: str | None,
