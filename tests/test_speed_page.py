@@ -45,7 +45,6 @@ def test_the_readme_has_the_steps_of_the_outputs():
         "time of a step": [f"{cpu[shape]['sfi'][0] / cpu[shape]['pyg'][0]:.2f}" for shape in SHAPES],
     }
     assert {name: _row(README, name) for name in rows} == rows
-    assert f"training steps {min(ratios):.1f} to {max(ratios):.1f} times as fast as PyG's" in README
 
 
 def test_the_readme_also_has_the_ratios_to_the_quickest_steps_of_pyg():
@@ -55,6 +54,10 @@ def test_the_readme_also_has_the_ratios_to_the_quickest_steps_of_pyg():
     ratios = [min(steps[shape]["pyg"][0] for steps in theirs) / ours[shape]["sfi"][0] for shape in SHAPES]
     *first, last = (f"{ratio:.1f}" for ratio in ratios)
     assert f"the ratios are {', '.join(first)} and {last}." in README
+    assert (
+        f"training steps {min(ratios):.1f} to {max(ratios):.1f} times as fast as the quickest of PyG's"
+        in README
+    )
 
 
 @pytest.mark.parametrize(("place", "heading"), [("h200", "on a GPU"), ("cpu", "on a CPU")])
@@ -70,3 +73,33 @@ def test_the_page_of_speed_has_them(place, heading):
         else:
             times += [f"{step[name] / step['pyg']:.2f}" for name in ("sfi", "sfi-default")]
         assert _row(section, shape) == times
+
+
+def _attention_on_a_cpu() -> dict[str, dict[str, list[str]]]:
+    """By shape, the figures of each method's two lines: time and memory, then errors and zeros."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for line in (OUTPUTS / "attention-cpu.txt").read_text().splitlines():
+        if shape := re.match(r"(\w+): (\d+ of \d+ graphs)", line):
+            found[shape[1]] = {"graphs": [shape[2]]}
+        elif found and (row := re.match(r"  (exact|proximal, 10|SDPA) {2,}(\S.*)", line)):
+            list(found.values())[-1].setdefault(row[1], []).extend(row[2].split())
+    assert tuple(found) == SHAPES
+    return found
+
+
+def test_the_tables_of_attention_on_a_cpu_are_those_of_the_output():
+    section = PAGE.split("## Attention on a CPU\n")[1].split("\n## ")[0]
+    rows: dict[str, list[str]] = {"relative error": [], "time of 10 steps": [], "time of exact / PyTorch": []}
+    for shape, methods in _attention_on_a_cpu().items():
+        exact, steps = methods["exact"], methods["proximal, 10"]
+        slower, more = float(steps[0]) / float(exact[0]), float(steps[5])
+        to_sdpa, error, zeros = float(exact[3]), float(steps[8]), exact[10]
+        figures = [
+            f"{float(exact[0]):.0f} ms", f"{slower:.1f}×", f"{more:.1f}×", f"{to_sdpa:.1f}×", f"{error:.2f}", zeros,
+        ]  # fmt: skip
+        assert _row(section, f"{shape}: {methods['graphs'][0]}") == figures
+        for row, figure in zip(
+            rows.values(), (f"{error:.2f}", f"{slower:.1f}", f"{to_sdpa:.1f}"), strict=True
+        ):
+            row.append(figure)
+    assert {name: _row(README, name) for name in rows} == rows

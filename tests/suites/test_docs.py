@@ -21,3 +21,11 @@ def test_the_documented_numbers_of_runs():
     assert {name for name, _ in rows} == set(suite_names())
     for name, count in rows:
         assert len(plan(read_suite(name))) == int(count)
+
+
+def test_the_documented_tables_of_quick_are_those_of_its_report():
+    report = (DOCS.parents[1] / "results" / "quick" / "report.md").read_text()
+    text = DOCS.read_text().split("    sfi suite run quick\n")[1].split("\n## ")[0]
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert len(tables) == 4
+    assert all(table in report for table in tables)
