@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,8 +12,9 @@ from torch import Tensor
 
 # Numbers in one block of scores (heads × queries × keys); about ten such blocks are alive at a time, in each thread.
 CHUNK_SIZE = 1 << 19
-# Numbers of one tensor (nodes × heads × width) that a thread gathers at a time; about sixteen such tensors are.
-SPAN_SIZE = 1 << 16
+# Numbers of one tensor (nodes × heads × width) that a thread gathers at a time; about sixteen such tensors are. A single
+# graph may have more.
+SPAN_SIZE = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,14 @@ class Span(NamedTuple):
     chunks: list[Chunk]
 
 
-def spans(all_chunks: Iterable[Chunk], numbers: int) -> Iterator[Span]:
-    """As many chunks each as keep a tensor of so many numbers a node below `SPAN_SIZE`."""
+def spans(ptr: Tensor, heads: int, width: int) -> Iterator[Span]:
+    """All graphs, by size: in chunks, and as many of these each as keep a tensor of that width below `SPAN_SIZE`."""
+    nodes = SPAN_SIZE // max(heads * width, 1)
     span = Span(0, [])
-    for index, chunk in enumerate(all_chunks):
+    for index, chunk in enumerate(chunks(ptr, heads, most_nodes=nodes)):
         end = chunk.first + len(chunk.graphs) * chunk.size
         others = bool(span.chunks) and chunk.first > span.chunks[-1].first
-        if others and (end - span.chunks[0].first) * numbers > SPAN_SIZE:
+        if others and end - span.chunks[0].first > nodes:
             yield span
             span = Span(index, [])
         span.chunks.append(chunk)
@@ -91,8 +93,13 @@ def spans(all_chunks: Iterable[Chunk], numbers: int) -> Iterator[Span]:
         yield span
 
 
-def chunks(ptr: Tensor, heads: int, chunk_size: int | None = None) -> Iterator[Chunk]:
-    """All graphs, by size, in chunks of at most ``chunk_size`` scores; a graph that is larger comes in blocks of rows."""
+def chunks(
+    ptr: Tensor, heads: int, chunk_size: int | None = None, most_nodes: int | None = None
+) -> Iterator[Chunk]:
+    """All graphs, by size, in chunks of at most ``chunk_size`` scores; a graph that is larger comes in blocks of rows.
+
+    Several graphs in one chunk have no more than ``most_nodes``.
+    """
     chunk_size = CHUNK_SIZE if chunk_size is None else chunk_size
     offsets = ptr.tolist()
     by_size: dict[int, list[int]] = {}
@@ -101,7 +108,8 @@ def chunks(ptr: Tensor, heads: int, chunk_size: int | None = None) -> Iterator[C
             by_size.setdefault(end - start, []).append(graph)
     before = 0
     for size, graphs in by_size.items():
-        together = max(1, chunk_size // (heads * size * size))
+        together = chunk_size // (heads * size * size)
+        together = max(1, together if most_nodes is None else min(together, most_nodes // size))
         height = min(size, max(1, chunk_size // (heads * size)))
         for first in range(0, len(graphs), together):
             some = graphs[first : first + together]
@@ -109,3 +117,9 @@ def chunks(ptr: Tensor, heads: int, chunk_size: int | None = None) -> Iterator[C
                 rows = slice(row, min(row + height, size))
                 yield Chunk(some, [offsets[g] for g in some], size, rows, before)
             before += len(some) * size
+
+
+def fresh(shape: Sequence[int], dtype: torch.dtype, ptr: Tensor, like: Tensor) -> Tensor:
+    """A tensor for what is found of all nodes; those beyond the last graph, if there are any, have zeros."""
+    make = like.new_empty if int(ptr[-1]) == len(like) else like.new_zeros
+    return make(tuple(shape), dtype=dtype)

@@ -8,7 +8,6 @@ numbers a row are kept, η and the pivot of its active set; with them the flows 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from sfiformer.attention import cpu
 from sfiformer.attention.blocks import Block, Gradients, flows_and_gradients
-from sfiformer.attention.chunks import Chunk, Order, Span, chunks, spans
+from sfiformer.attention.chunks import Chunk, Order, Span, fresh, spans
 from sfiformer.attention.dropout import kept, kept_entries
 from sfiformer.attention.inputs import require_finite, require_values
 from sfiformer.attention.threads import side_by_side
@@ -47,9 +46,9 @@ def packed_attention(
         require_finite(q=q, k=k, q_friction=q_friction, k_friction=k_friction)
     heads, work = q.shape[1], torch.promote_types(q.dtype, torch.float32)
     whole = (
-        _fresh(v.shape, v.dtype, ptr, q),
-        _fresh((*q.shape[:2], 1), work, ptr, q),
-        _fresh((*q.shape[:2], 1), torch.int64, ptr, q),
+        fresh(v.shape, v.dtype, ptr, q),
+        fresh((*q.shape[:2], 1), work, ptr, q),
+        fresh((*q.shape[:2], 1), torch.int64, ptr, q),
     )
 
     def attend(span: Span) -> None:
@@ -67,7 +66,7 @@ def packed_attention(
             order.put(packed, here)
 
     with torch.autocast(q.device.type, enabled=False):
-        side_by_side(attend, _spans(ptr, q, v), q.device)
+        side_by_side(attend, spans(ptr, q.shape[1], max(q.shape[2], v.shape[2])), q.device)
     out, etas, pivots = whole
     return out, etas.squeeze(-1), pivots.squeeze(-1)
 
@@ -93,7 +92,7 @@ def packed_attention_backward(
     """Gradients of q, k, v, q_friction, k_friction and lam, by the closed form of `sfiformer.flow.exact`."""
     inputs, heads = (q, k, v, q_friction, k_friction), q.shape[1]
     rows_of = (etas.unsqueeze(-1), pivots.unsqueeze(-1), grad_out)
-    of_inputs = [_fresh(x.shape, x.dtype, ptr, q) for x in inputs]
+    of_inputs = [fresh(x.shape, x.dtype, ptr, q) for x in inputs]
     grad_lam = torch.zeros_like(lam)
 
     def attend(span: Span) -> None:
@@ -122,7 +121,7 @@ def packed_attention_backward(
             order.put(packed, here)
 
     with torch.autocast(q.device.type, enabled=False):
-        side_by_side(attend, _spans(ptr, q, v), q.device)
+        side_by_side(attend, spans(ptr, q.shape[1], max(q.shape[2], v.shape[2])), q.device)
     of_q, of_k, of_v, of_q_friction, of_k_friction = of_inputs
     return of_q, of_k, of_v, of_q_friction, of_k_friction, grad_lam
 
@@ -164,16 +163,6 @@ def _backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ..
 
 
 packed_attention.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _fresh(shape: Sequence[int], dtype: torch.dtype, ptr: Tensor, like: Tensor) -> Tensor:
-    """A tensor for what is found of all nodes; those beyond the last graph, if there are any, have zeros."""
-    make = like.new_empty if int(ptr[-1]) == len(like) else like.new_zeros
-    return make(tuple(shape), dtype=dtype)
-
-
-def _spans(ptr: Tensor, q: Tensor, v: Tensor) -> Iterator[Span]:
-    return spans(chunks(ptr, q.shape[1]), q.shape[1] * max(q.shape[2], v.shape[2]))
 
 
 def _gathered(order: Order, inputs: tuple[Tensor, ...], scale: float) -> list[Tensor]:
