@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from packing import RAGGED, attend, packed
+from packing import RAGGED, attend, offsets, packed
 from sfiformer import dfi_attention
-from sfiformer.attention.chunks import chunks
+from sfiformer.attention import dense
+from sfiformer.attention.chunks import chunks, spans
 
 
 @pytest.mark.parametrize("size", [1, 16, 100, 400])
@@ -48,14 +49,31 @@ def test_every_row_is_in_one_chunk(size):
     assert sorted(seen) == list(range(sum(RAGGED)))
 
 
+@pytest.mark.parametrize("span_size", [1, 60, 300, 10_000])
+def test_every_row_is_in_one_span_and_these_are_small(monkeypatch, span_size):
+    monkeypatch.setattr("sfiformer.attention.chunks.SPAN_SIZE", span_size)
+    sizes, heads, width = (3,) * 20 + RAGGED, 2, 5
+    seen, before = [], 0
+    for span in spans(offsets(sizes), heads, width):
+        assert span.first == before
+        before += len(span.chunks)
+        graphs = [place for chunk in span.chunks for place in chunk.graphs]
+        nodes = sum(sizes[place] for place in graphs)
+        assert len(graphs) == 1 or nodes * heads * width <= span_size
+        seen += [start + row for chunk in span.chunks for start in chunk.starts for row in range(chunk.size)]
+    assert sorted(seen) == list(range(sum(sizes)))
+
+
 def test_dense_attention_of_a_large_graph_in_blocks(monkeypatch):
     inputs = packed()
     expected = dfi_attention(inputs.q, inputs.k, inputs.v, inputs.ptr)
-    original = chunks
-    monkeypatch.setattr(
-        "sfiformer.attention.dense.chunks", lambda ptr, heads, chunk_size: original(ptr, heads, 30)
-    )
-    torch.testing.assert_close(dfi_attention(inputs.q, inputs.k, inputs.v, inputs.ptr), expected)
+    for largest in (dense.LARGEST, 0):  # by the operator, by PyTorch's kernel
+        with monkeypatch.context() as patch:
+            patch.setattr(dense, "LARGEST", largest)
+            patch.setattr(dense, "CHUNK_SIZE", 30)
+            patch.setattr("sfiformer.attention.chunks.CHUNK_SIZE", 30)
+            found = dfi_attention(inputs.q, inputs.k, inputs.v, inputs.ptr)
+        torch.testing.assert_close(found, expected)
 
 
 def _peak_bytes(run) -> int:

@@ -7,7 +7,6 @@ import torch
 
 from packing import offsets, packed
 from sfiformer import SFiAttention, dfi_attention, sfi_attention
-from sfiformer.attention import dense
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +75,7 @@ def test_dense_attention_of_one_large_graph_comes_in_blocks_of_rows(monkeypatch)
     inputs = packed((7, 3, 7), dtype=torch.float64).leaves()
     q, k, v, *_, ptr = inputs
     expected = dfi_attention(q, k, v, ptr)
-    monkeypatch.setattr(dense, "CHUNK_SIZE", 40)
+    monkeypatch.setattr("sfiformer.attention.chunks.CHUNK_SIZE", 40)
     out = torch.compile(dfi_attention, fullgraph=True, backend="aot_eager")(q, k, v, ptr)
     torch.testing.assert_close(out, expected)
     got, true = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, expected))

@@ -62,12 +62,25 @@ def gradients(
     return of_log_kappa
 
 
+def soften(s: Tensor, keep: np.ndarray | None) -> None:
+    """Scores s [b, rows, n] become softmax(s), or what dropout leaves of it."""
+    _in_threads(_loops().soften, s, _rows(s), _mask(s, keep))
+
+
+def soften_gradients(s: Tensor, keep: np.ndarray | None, g: Tensor) -> None:
+    """From g = ∂L/∂z, which becomes z, the softmax that dropout leaves, to ∂L/∂s in place of s."""
+    _in_threads(_loops().soften_gradients, s, _rows(s), _mask(s, keep), _rows(g))
+
+
 def _arguments(
     s: Tensor, u: Tensor, lam: Tensor, alpha: float, potential: bool, keep: np.ndarray | None
 ) -> tuple[Any, ...]:
     """As the loops take them."""
-    mask = np.empty((0, 0), np.bool_) if keep is None else keep.reshape(-1, s.shape[-1])
-    return _rows(s), _rows(u), lam.numpy(), s.shape[1], np.float32(alpha), potential, mask
+    return _rows(s), _rows(u), lam.numpy(), s.shape[1], np.float32(alpha), potential, _mask(s, keep)
+
+
+def _mask(s: Tensor, keep: np.ndarray | None) -> np.ndarray:
+    return np.empty((0, 0), np.bool_) if keep is None else keep.reshape(-1, s.shape[-1])
 
 
 def _rows(x: Tensor) -> np.ndarray:

@@ -162,3 +162,40 @@ def gradients(s, u, lam, height, alpha, potential, keep, eta, g, of_log_kappa, f
             for j in range(n):
                 g[r, j] = g[r, j] if keep[r, j] else F(0.0)
     return False
+
+
+@jitted
+def soften(s, keep, first, last):
+    """Rows first … last − 1: s ← softmax(s), and what dropout leaves of it."""
+    n, drops = s.shape[1], len(keep) > 0
+    for r in range(first, last):
+        share = F(1.0) / exponentials(s[r], s[r])
+        for j in range(n):
+            s[r, j] *= share
+        if drops:
+            for j in range(n):
+                s[r, j] = s[r, j] if keep[r, j] else F(0.0)
+    return False
+
+
+@jitted
+def soften_gradients(s, keep, g, first, last):
+    """Rows first … last − 1: g ← what `soften` makes of s, and s ← ∂L/∂s."""
+    n, drops = s.shape[1], len(keep) > 0
+    p = np.empty(n, np.float32)
+    for r in range(first, last):
+        share = F(1.0) / exponentials(s[r], p)
+        if drops:
+            for j in range(n):
+                g[r, j] = g[r, j] if keep[r, j] else F(0.0)
+        mean = F(0.0)
+        for j in range(n):
+            mean += p[j] * g[r, j]
+        mean *= share
+        for j in range(n):
+            s[r, j] = p[j] * share * (g[r, j] - mean)
+            g[r, j] = p[j] * share
+        if drops:
+            for j in range(n):
+                g[r, j] = g[r, j] if keep[r, j] else F(0.0)
+    return False
