@@ -89,9 +89,7 @@ def test_refuses_pickles_of_any_bytes(tmp_path, code, message):
 def test_refuses_archives_of_another_kind(tmp_path):
     torch.save([graph()], tmp_path / "g.pt")
     content = bytearray((tmp_path / "g.pt").read_bytes())
-    content[content.index(b"PK\x01\x02") + 6] = (
-        99  # the release of zip that it takes to read the first member
-    )
+    content[content.index(b"PK\x01\x02") + 6] = 99  # release of zip that the first member takes to be read
     (tmp_path / "g.pt").write_bytes(content)
     with pytest.raises(ValueError, match=r"g.pt is not a file of torch.save: zip file version"):
         load_pt(tmp_path / "g.pt")

@@ -84,9 +84,8 @@ def test_finds_targets(tmp_path, header, row, targets):
 
 
 def test_the_table_of_the_documents(tmp_path):
-    section = (
-        (Path(__file__).parents[2] / "docs" / "commands.md").read_text().split("### A CSV of molecules")[1]
-    )
+    commands = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+    section = commands.split("### A CSV of molecules")[1]
     lines = [line.strip() for line in section.splitlines() if line.startswith("    ")]
     columns = smiles.find_columns(write(tmp_path, "\n".join(lines)))
     assert columns == smiles.Columns("smiles", ("toxic", "soluble"), "split", "id")

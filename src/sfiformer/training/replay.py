@@ -26,9 +26,8 @@ from sfiformer.training.buffers import ALIGNED, BatchBuffer, room
 
 Parts = Sequence[np.ndarray]  # numbers of graphs, a batch of them each
 Work = Callable[[Sequence[GraphBatch]], tuple[Tensor, ...]]
-WARM_UPS = (
-    2  # plain runs of a shape before it is captured: libraries and kernels prepare themselves in the first
-)
+# Plain runs of a shape before it is captured: libraries and kernels prepare themselves in the first.
+WARM_UPS = 2
 
 
 def replayable(config: ExperimentConfig, task: Task, stores: Mapping[str, GraphStore]) -> bool:

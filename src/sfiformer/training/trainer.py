@@ -73,9 +73,7 @@ class Trainer:
         self.measured_batch = self.config.data.batch_size * (4 if self.device.type == "cuda" else 1)
         self.replays = self._replays()
         self.read_every = read_every(self.device)
-        self.unread: list[
-            tuple[np.ndarray, Tensor]
-        ] = []  # of steps done: their graphs, and what the step gave
+        self.unread: list[tuple[np.ndarray, Tensor]] = []  # of steps done: their graphs, and what each gave
         self.read_at = time.perf_counter()
         train, val = self.stores["train"], self.stores.get("val")
         self.subset = train_subset(len(train), max(len(val) if val else 0, SUBSET), self.config.seed)
@@ -91,9 +89,7 @@ class Trainer:
         with self.interruption:
             try:
                 self._checkpoint(wait=True)  # whether one can be written is found out before the first epoch
-                if (
-                    self.replays and not self._over()
-                ):  # kernels are compiled many at a time, not as steps come to them
+                if self.replays and not self._over():
                     rehearse(self.model, self.replays, self.fabric.autocast)
                 while not self._over():
                     self._epoch()

@@ -34,9 +34,8 @@ from sfiformer.attention.kernels.tiling import (
 from sfiformer.branches import Branches
 from sfiformer.operators import operator
 
-MAX_FLOAT32 = (
-    512  # as MAX_NODES, with friction in float32: beyond it, streaming takes less time and shared memory
-)
+# As MAX_NODES, with friction in float32: beyond it, streaming takes less time and shared memory.
+MAX_FLOAT32 = 512
 FEW = 264  # programs of a head that look for rows which are not gentle, as a rule in vain: two for each processor of an H200
 
 
