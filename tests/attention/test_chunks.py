@@ -54,7 +54,7 @@ def test_every_row_is_in_one_span_and_these_are_small(monkeypatch, span_size):
     monkeypatch.setattr("sfiformer.attention.chunks.SPAN_SIZE", span_size)
     sizes, heads, width = (3,) * 20 + RAGGED, 2, 5
     seen, before = [], 0
-    for span in spans(offsets(sizes), heads, width):
+    for span in spans(offsets(sizes), torch.empty(sum(sizes), heads, width), width):
         assert span.first == before
         before += len(span.chunks)
         graphs = [place for chunk in span.chunks for place in chunk.graphs]
@@ -62,6 +62,14 @@ def test_every_row_is_in_one_span_and_these_are_small(monkeypatch, span_size):
         assert len(graphs) == 1 or nodes * heads * width <= span_size
         seen += [start + row for chunk in span.chunks for start in chunk.starts for row in range(chunk.size)]
     assert sorted(seen) == list(range(sum(sizes)))
+
+
+def test_where_no_threads_share_them_graphs_of_one_size_are_one_chunk():
+    sizes, heads, width = (30,) * 128, 4, 64
+    for device, together in (("cpu", 17), ("meta", 128)):
+        like = torch.empty(sum(sizes), heads, width, device=device)
+        first = next(spans(offsets(sizes), like, width))
+        assert [len(chunk.graphs) for chunk in first.chunks] == [together]
 
 
 def test_dense_attention_of_a_large_graph_in_blocks(monkeypatch):

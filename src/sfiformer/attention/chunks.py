@@ -12,9 +12,10 @@ from torch import Tensor
 
 # Numbers in one block of scores (heads × queries × keys); about ten such blocks are alive at a time, in each thread.
 CHUNK_SIZE = 1 << 19
-# Numbers of one tensor (nodes × heads × width) that a thread gathers at a time; about sixteen such tensors are. A single
-# graph may have more.
+# Numbers of one tensor (nodes × heads × width) that are gathered at a time, on a CPU by each thread; about sixteen such tensors
+# are. A single graph may have more.
 SPAN_SIZE = 1 << 17
+SPAN_SIZE_ELSEWHERE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,15 @@ class Span(NamedTuple):
     chunks: list[Chunk]
 
 
-def spans(ptr: Tensor, heads: int, width: int) -> Iterator[Span]:
-    """All graphs, by size: in chunks, and as many of these each as keep a tensor of that width below `SPAN_SIZE`."""
-    nodes = SPAN_SIZE // max(heads * width, 1)
+def spans(ptr: Tensor, like: Tensor, width: int) -> Iterator[Span]:
+    """All graphs, by size: in chunks, and as many of these each as keep a tensor [nodes, heads, width] below `SPAN_SIZE`.
+
+    On a CPU, whose threads share the spans, graphs of one size come in as many chunks as these take, too.
+    """
+    heads, shared = like.shape[1], like.device.type == "cpu"
+    nodes = (SPAN_SIZE if shared else SPAN_SIZE_ELSEWHERE) // max(heads * width, 1)
     span = Span(0, [])
-    for index, chunk in enumerate(chunks(ptr, heads, most_nodes=nodes)):
+    for index, chunk in enumerate(chunks(ptr, heads, most_nodes=nodes if shared else None)):
         end = chunk.first + len(chunk.graphs) * chunk.size
         others = bool(span.chunks) and chunk.first > span.chunks[-1].first
         if others and end - span.chunks[0].first > nodes:

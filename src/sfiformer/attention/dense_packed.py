@@ -48,7 +48,7 @@ def dense_attention(
         order.put(out, found)
 
     with torch.autocast(q.device.type, enabled=False):
-        side_by_side(attend, spans(ptr, q.shape[1], max(q.shape[2], v.shape[2])), q.device)
+        side_by_side(attend, spans(ptr, q, max(q.shape[2], v.shape[2])), q.device)
     return out
 
 
@@ -88,7 +88,7 @@ def dense_attention_backward(
             order.put(packed, here)
 
     with torch.autocast(q.device.type, enabled=False):
-        side_by_side(attend, spans(ptr, q.shape[1], max(q.shape[2], v.shape[2])), q.device)
+        side_by_side(attend, spans(ptr, q, max(q.shape[2], v.shape[2])), q.device)
     return of_inputs
 
 

@@ -66,7 +66,7 @@ def packed_attention(
             order.put(packed, here)
 
     with torch.autocast(q.device.type, enabled=False):
-        side_by_side(attend, spans(ptr, q.shape[1], max(q.shape[2], v.shape[2])), q.device)
+        side_by_side(attend, spans(ptr, q, max(q.shape[2], v.shape[2])), q.device)
     out, etas, pivots = whole
     return out, etas.squeeze(-1), pivots.squeeze(-1)
 
@@ -121,7 +121,7 @@ def packed_attention_backward(
             order.put(packed, here)
 
     with torch.autocast(q.device.type, enabled=False):
-        side_by_side(attend, spans(ptr, q.shape[1], max(q.shape[2], v.shape[2])), q.device)
+        side_by_side(attend, spans(ptr, q, max(q.shape[2], v.shape[2])), q.device)
     of_q, of_k, of_v, of_q_friction, of_k_friction = of_inputs
     return of_q, of_k, of_v, of_q_friction, of_k_friction, grad_lam
 
