@@ -28,6 +28,7 @@ from sfiformer.nn.features import (
 from sfiformer.nn.heads import MLP
 from sfiformer.nn.model import SFiFormer
 from sfiformer.nn.partition import Partition
+from sfiformer.training.compiling import rehearse
 from sfiformer.training.distributed import make_fabric
 from sfiformer.training.launch import make_optimizer
 from sfiformer.training.preparation import objective
@@ -104,6 +105,7 @@ class Ours(Loop):
         """Goes through every epoch that will be measured, until all shapes of batches are captured."""
         if not self.captured:
             return super().warm_up(steps)
+        rehearse(self.model, {"step": (self.replay, self._orders(0)[0])}, self.step.fabric.autocast)
         for number in range(ORDERS * (WARM_UPS + 1)):
             self.epoch(number)
 

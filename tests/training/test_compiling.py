@@ -7,13 +7,15 @@ from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from sfiformer import SFiFormer
 from sfiformer.attention import kernels
-from sfiformer.training import prepare
+from sfiformer.training import prepare, train
 from sfiformer.training.compiling import MESSAGE, announced, compiled_only, rehearse
+from sfiformer.training.replay import Replay
 
 knobs = pytest.importorskip("triton").knobs
 GPU = torch.device("cuda")
@@ -106,10 +108,38 @@ def test_after_a_kernel_that_does_not_compile_others_do():
 def test_a_rehearsal_leaves_the_model_as_it_is(experiment):
     prepared = prepare(experiment({}))
     model = SFiFormer(prepared.config.model).eval()
-    before, batch = deepcopy(model.state_dict()), prepared.stores["train"].batch([0, 1, 2])
-    replays = dict.fromkeys(["train", "val", "step"], SimpleNamespace(example=lambda: batch))
-    rehearse(model, replays, nullcontext)
+    before = deepcopy(model.state_dict())
+    replay = SimpleNamespace(example=lambda graphs: prepared.stores["train"].batch(graphs))
+    rehearse(model, dict.fromkeys(["train", "val", "step"], (replay, np.arange(3))), nullcontext)
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+def test_what_is_rehearsed_is_what_a_run_begins_with(tmp_path, experiment, monkeypatch):
+    """Of each split in the order of its epoch: graphs sorted by size would make a first batch that never comes."""
+    settings = {"trainer.epochs": 1, "data.batch_size": 4}
+    rehearsed, replayed = {}, {}
+    monkeypatch.setattr("sfiformer.training.trainer.replayable", lambda *_: True)
+    monkeypatch.setattr("sfiformer.training.replay.WARM_UPS", 10**9)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(
+        "sfiformer.training.trainer.rehearse", lambda model, firsts, autocast: rehearsed.update(firsts)
+    )
+    call = Replay.__call__
+
+    def noting(replay, parts, then=None):
+        replayed.setdefault(id(replay), parts[0])
+        return call(replay, parts, then)
+
+    monkeypatch.setattr(Replay, "__call__", noting)
+    train(experiment(settings), tmp_path / "run", progress=False)
+    assert set(rehearsed) == {"train", "val", "test", "step"}
+    for replay, graphs in rehearsed.values():
+        assert np.array_equal(graphs, replayed[id(replay)])
+
+
+def test_without_what_compiles_ahead_nothing_is_rehearsed(monkeypatch):
+    monkeypatch.setattr("sfiformer.training.compiling.find_spec", lambda name: None)
+    rehearse(torch.nn.Linear(1, 1), {"step": (None, None)}, nullcontext)

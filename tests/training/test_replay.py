@@ -102,14 +102,15 @@ def test_an_example_lies_in_memory_as_the_work_finds_it(experiment, monkeypatch)
     replay = Replay(
         prepared.stores["train"], 4, lambda batches: seen.append(batches[0]) or (), structure=model.structure
     )
-    replay([np.arange(4)])
+    graphs = np.array([5, 2, 7, 0])
+    replay([graphs])
 
     def places(batch):
         tensors = []
         batch.map(tensors.append)
         return [(tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() % 16) for tensor in tensors]
 
-    example = replay.example()
+    example = replay.example(graphs)
     assert places(example) == places(seen[0])
     assert torch.equal(example.x, seen[0].x)
 
@@ -145,7 +146,8 @@ def test_a_replayed_step_is_a_plain_one(setting):
 def test_after_a_rehearsal_only_the_optimiser_is_compiled(setting, monkeypatch):
     step, store = setting()
     replay = Replay(store, 4, lambda batches: (step(batches),), structure=step.model.structure)
-    rehearse(step.model, {"step": replay, "train": replay}, step.fabric.autocast)
+    first = replay, batches(store)[0]
+    rehearse(step.model, {"step": first, "train": first}, step.fabric.autocast)
     compiled = []
     monkeypatch.setattr(
         "triton.knobs.compilation.listener", lambda *, src, **event: compiled.append(src.name)

@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
+from importlib.util import find_spec
 from threading import Lock, get_ident
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sfiformer.attention import kernels
+from sfiformer.data.batch import GraphBatch
 from sfiformer.training.replay import Replay
 
 MESSAGE = "compiling GPU kernels, once for each model on a machine …"
@@ -42,23 +45,31 @@ def announced(say: Callable[[str], None], device: torch.device) -> Iterator[None
         knobs.compilation.listener = earlier
 
 
-def rehearse(
-    model: nn.Module, replays: Mapping[str, Replay], autocast: Callable[[], AbstractContextManager[Any]]
-) -> None:
-    """Compile the kernels of the steps ("step") and of evaluation, which first batches would ask for one after the other.
+Autocast = Callable[[], AbstractContextManager[Any]]
 
-    The model and its gradients stay as they are.
+
+def rehearse(model: nn.Module, firsts: Mapping[str, tuple[Replay, np.ndarray]], autocast: Autocast) -> None:
+    """Compile the kernels of the steps ("step") and of evaluations, which first batches would ask for one after the other.
+
+    ``firsts`` are the works that are to be replayed, each with the numbers of the graphs that it begins with. The model and
+    its gradients stay as they are.
     """
-    if not kernels.HAS_TRITON:
+    # What compiles ahead is no part of Triton's interface. Where it is not there, steps compile as they come.
+    if not (kernels.HAS_TRITON and find_spec("triton.runtime._async_compile")):
         return
-    model, batches = deepcopy(model), {name: replay.example() for name, replay in replays.items()}
+    model = deepcopy(model)
+    for name, (replay, graphs) in firsts.items():
+        _rehearse(model.train(name == "step"), replay.example(graphs), autocast)
+
+
+def _rehearse(model: nn.Module, batch: GraphBatch, autocast: Autocast) -> None:
+    """One pass over a batch, with its derivative in training."""
     with compiled_only():
-        with autocast():
-            outputs: Tensor = model.train()(batches.pop("step"))
-        outputs.float().square().sum().backward()
-        with torch.no_grad(), autocast():
-            for batch in batches.values():
-                model.eval()(batch)
+        with torch.set_grad_enabled(model.training), autocast():
+            outputs: Tensor = model(batch)
+        if model.training:
+            outputs.float().square().sum().backward()
+            model.zero_grad()
 
 
 _ONE_AT_A_TIME = Lock()  # of those that replace what launches

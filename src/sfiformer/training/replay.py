@@ -106,9 +106,9 @@ class Replay:
         shapes, ids = self._numbers(parts)
         return self._gathered(shapes, self._sent(ids))
 
-    def example(self) -> GraphBatch:
-        """A batch of the store's first graphs, in memory of its own, laid out as the work finds it."""
-        gathered = self.batches([np.arange(min(len(self.store), self.ladder.batch_size))])
+    def example(self, graphs: np.ndarray) -> GraphBatch:
+        """A batch of these graphs in memory of its own, laid out as the work finds it."""
+        gathered = self.batches([graphs])
         memory = torch.zeros(room(gathered), dtype=torch.uint8, device=self.store.device)
         buffer = BatchBuffer(gathered, memory)
         buffer.fill(gathered)

@@ -90,7 +90,7 @@ class Trainer:
             try:
                 self._checkpoint(wait=True)  # whether one can be written is found out before the first epoch
                 if self.replays and not self._over():
-                    rehearse(self.model, self.replays, self.fabric.autocast)
+                    rehearse(self.model, self._firsts(), self.fabric.autocast)
                 while not self._over():
                     self._epoch()
             finally:
@@ -196,6 +196,15 @@ class Trainer:
         make = partial(Replay, structure=self.model.structure, memory=Memory())
         measured = {split: make(store, self.measured_batch, answers) for split, store in self.stores.items()}
         return {**measured, "step": make(self.stores["train"], self.config.data.batch_size, step)}
+
+    def _firsts(self) -> dict[str, tuple[Replay, np.ndarray]]:
+        """What is replayed, each with the first batch of an epoch."""
+        order = epoch_order(len(self.stores["train"]), self.config.seed, self.state.epoch)
+        graphs = {split: np.arange(len(store)) for split, store in self.stores.items()}
+        graphs |= {"train": self.subset, "step": order}
+        return {
+            name: (replay, graphs[name][: replay.ladder.batch_size]) for name, replay in self.replays.items()
+        }
 
     def _parts(self, graphs: np.ndarray, step: int) -> list[np.ndarray]:
         """The batches of a step of this epoch; what is drawn at random from now on is that step's own."""
