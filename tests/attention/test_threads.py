@@ -104,10 +104,10 @@ def test_after_an_error_nothing_more_is_begun(monkeypatch):
 
     def work(piece):
         begun.append(piece)
-        both.wait(60)
+        both.wait(300)
         if piece == 0:
             raise KeyboardInterrupt
-        assert ended.wait(60)  # until the other thread has come to its end
+        assert ended.wait(300)  # until the other thread has come to its end
 
     monkeypatch.setattr(threads, "_alone", noted)
 
@@ -226,7 +226,7 @@ def test_what_is_not_finite_is_an_error_as_ever(small_pieces):
 def test_a_forked_process_does_without_the_threads_of_its_parent(small_pieces):
     at_once(lambda: None, 2)
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.map_async(_alone, [0]).get(timeout=60) == [True]
+        assert pool.map_async(_alone, [0]).get(timeout=300) == [True]
 
 
 def _alone(_):

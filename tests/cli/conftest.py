@@ -24,7 +24,7 @@ def environment() -> dict[str, str]:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess:
-    return subprocess.run(command(*arguments), env=environment(), capture_output=True, text=True, timeout=300)
+    return subprocess.run(command(*arguments), env=environment(), capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """Which shape a batch is padded to."""
 
-import time
-
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -82,14 +80,3 @@ def test_exact_shapes_hold_only_their_own():
     assert shape.holds(np.array([[3, 1, 0], [2, 2, 0]]))
     assert not shape.holds(np.array([[3, 1, 0], [1, 2, 0]]))
     assert not shape.holds(np.array([[4, 1, 0], [1, 2, 0]]))
-
-
-def test_choosing_takes_microseconds():
-    ladder = Ladder(store_of(0, 2000), 256)
-    picks = np.arange(256)
-    seconds = []
-    for _ in range(20):
-        start = time.perf_counter()
-        ladder.shape(picks)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 1e-3

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-PATIENCE = 60_000  # milliseconds, for a busy machine
+PATIENCE = 300_000  # milliseconds, for a busy machine
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

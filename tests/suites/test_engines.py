@@ -18,7 +18,7 @@ TELL = "import json, os; print(json.dumps({k: os.environ.get(k) for k in ('OMP_N
 
 
 def ended(job) -> int:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 300
     while (code := job.poll()) is None:
         assert time.monotonic() < limit
         time.sleep(0.02)

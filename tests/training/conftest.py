@@ -79,7 +79,7 @@ def drive(overrides):
             [sys.executable, str(Path(__file__).with_name("driver.py")), json.dumps(order)],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         if fail_on is not None:

@@ -73,7 +73,7 @@ def befall(pid, fate, out):
         os.kill(pid, signal.SIGKILL)
     elif fate and "signal" in fate:
         metrics = out / "metrics.jsonl"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not (metrics.exists() and metrics.read_text()) and time.monotonic() < deadline:
             time.sleep(0.005)
         os.kill(pid, fate["signal"])

@@ -17,7 +17,7 @@ from sfiformer.training.checkpoint import Checkpoints, read_state
 from sfiformer.training.interruption import Interrupted, Interruption
 from sfiformer.training.step import Step
 
-PATIENCE = 30  # seconds, after which a test has failed
+PATIENCE = 300  # seconds, after which a test has failed
 
 
 @pytest.fixture
