@@ -133,6 +133,19 @@ def test_no_flow_pays():
         assert not gradient.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_flow_pays_where_scores_range_beyond_the_type(dtype):
+    """All that is left of a row is its leak, and that is too small for a number."""
+    q = torch.tensor([[[800.0]], [[800.0]]], dtype=dtype, requires_grad=True)
+    k = torch.tensor([[[1.0]], [[-1.0]]], dtype=dtype)
+    u = torch.zeros(2, 1, 1, dtype=dtype, requires_grad=True)
+    lam = torch.tensor([0.5], dtype=dtype, requires_grad=True)
+    out = sfi_attention(q, k, torch.ones_like(k), u, u, offsets([2]), lam=lam, alpha=0.1, scale=1.0)
+    assert not out.any()
+    for gradient in torch.autograd.grad(out.sum(), (q, u, lam)):
+        assert not gradient.any()
+
+
 def test_softmax_as_a_limit():
     inputs = packed()
     dense = dfi_attention(inputs.q, inputs.k, inputs.v, inputs.ptr)

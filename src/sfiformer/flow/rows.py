@@ -197,6 +197,7 @@ def measure(
     level = ((1 - leak_friction).to(s.dtype) - lifted.sum(-1, keepdim=True)) / total
     flowing = (level > 0).to(s.dtype)  # else not even the pivot pays: no flow, no gradient
     z = lifted.addcmul_(weight, level).mul_(flowing)
+    leak = torch.where(level > 0, leak, 1)  # without flow it is all that there is, however little that be
     total = torch.where(level > 0, total, leak)
     spill = 1 - z.sum(-1, keepdim=True)
     flows = Flows(z, weight.mul_(flowing), gated.mul_(flowing), total, leak, spill)
