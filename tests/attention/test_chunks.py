@@ -6,7 +6,8 @@ import torch
 from packing import RAGGED, attend, offsets, packed
 from sfiformer import dfi_attention
 from sfiformer.attention import dense
-from sfiformer.attention.chunks import chunks, spans
+from sfiformer.attention.chunks import chunks
+from sfiformer.attention.spans import spans
 
 
 @pytest.mark.parametrize("size", [1, 16, 100, 400])
@@ -28,7 +29,7 @@ def test_spans_and_parts_side_by_side_change_nothing(monkeypatch, span_size):
     inputs = packed().leaves()
     expected = attend(inputs, lam=0.3)
     of_expected = torch.autograd.grad(expected.square().sum(), inputs[:5])
-    monkeypatch.setattr("sfiformer.attention.chunks.SPAN_SIZE", span_size)
+    monkeypatch.setattr("sfiformer.attention.spans.SPAN_SIZE", span_size)
     side_by_side = torch.stack([x.detach() for x in inputs[:5]], dim=1).requires_grad_()
     found = attend([*side_by_side.unbind(1), *inputs[5:]], lam=0.3)
     (of_found,) = torch.autograd.grad(found.square().sum(), side_by_side)
@@ -51,7 +52,7 @@ def test_every_row_is_in_one_chunk(size):
 
 @pytest.mark.parametrize("span_size", [1, 60, 300, 10_000])
 def test_every_row_is_in_one_span_and_these_are_small(monkeypatch, span_size):
-    monkeypatch.setattr("sfiformer.attention.chunks.SPAN_SIZE", span_size)
+    monkeypatch.setattr("sfiformer.attention.spans.SPAN_SIZE", span_size)
     sizes, heads, width = (3,) * 20 + RAGGED, 2, 5
     seen, before = [], 0
     for span in spans(offsets(sizes), torch.empty(sum(sizes), heads, width), width):

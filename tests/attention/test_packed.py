@@ -10,6 +10,7 @@ from torch.autograd import gradcheck
 from packing import RAGGED, attend, offsets, one_by_one, packed
 from sfiformer import dfi_attention, sfi_attention
 from sfiformer.attention import kept_flows
+from sfiformer.attention.chunks import Order, chunks, laid_out
 
 CASES = [
     {"lam": 0.1},
@@ -221,6 +222,29 @@ def test_strided_inputs():
     ptr = offsets((4, 6))
     out = sfi_attention(*views, ptr, lam=0.1)
     torch.testing.assert_close(out, sfi_attention(*(x.contiguous() for x in views), ptr, lam=0.1))
+
+
+@pytest.mark.parametrize(
+    ("laid", "copied"),
+    [
+        (lambda x: x, False),
+        (lambda x: torch.stack([x, x], dim=1)[:, 1], False),  # one of several parts side by side
+        (lambda x: x[:, :1], False),
+        (lambda x: x[::2], False),
+        (lambda x: x.sum().expand(x.shape), False),
+        (lambda x: x.transpose(0, 1).contiguous().transpose(0, 1), True),  # heads first
+        (lambda x: x[..., ::2], False),
+    ],
+)
+def test_what_is_gathered_span_by_span_is_copied_whole_once_at_most(laid, copied):
+    x = laid(torch.randn(6, 2, 4))
+    (found,) = laid_out(x)
+    assert (found is not x) == copied
+    order, every = Order.of(list(chunks(offsets([len(x)]), x.shape[1])), x.shape[1], x.device), x.shape[2]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        gathered = order.gather(found)
+    assert torch.equal(gathered, x.transpose(0, 1).reshape(-1, every))
+    assert not {"aten::clone", "aten::contiguous"} & {event.key for event in profile.key_averages()}
 
 
 def test_max_nodes_changes_nothing():

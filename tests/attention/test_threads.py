@@ -1,6 +1,7 @@
 """Work on PyTorch's own threads, or on others where there is no way to them."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import torch
 
 from packing import attend, packed
 from sfiformer import sfi_attention
-from sfiformer.attention import threads
+from sfiformer.attention import cpu, threads
 from sfiformer.attention.threads import at_once, free, side_by_side
 
 CPU = torch.device("cpu")
@@ -73,6 +74,69 @@ def test_pieces_go_side_by_side_each_computed_by_one_thread():
     assert sorted(piece for piece, _, _ in seen) == list(range(6))
     assert {count for *_, count in seen} == {1}
     assert free() == 2
+
+
+@pytest.mark.skipif(not REACHED, reason="PyTorch does not say how its threads are reached")
+def test_a_piece_larger_than_all_others_is_worked_on_by_all_threads_ahead_of_them():
+    costs = {
+        "small": 9,
+        "huge": 40 * threads.LARGE,
+        "middling": threads.LARGE // 2,
+        "large": 4 * threads.LARGE,
+    }
+    met, seen = threading.Barrier(2), []
+
+    def work(piece):
+        seen.append((piece, free()))
+        if piece in ("small", "middling"):
+            met.wait(300)
+
+    side_by_side(work, costs, CPU, costs.__getitem__)
+    assert seen[:2] == [("huge", 2), ("large", 2)]
+    assert sorted(seen[2:]) == [("middling", 1), ("small", 1)]
+
+
+@pytest.mark.skipif(not REACHED, reason="PyTorch does not say how its threads are reached")
+def test_pieces_of_like_cost_go_side_by_side_however_large():
+    work, seen = meet()
+    side_by_side(work, range(4), CPU, lambda piece: 10 * threads.LARGE)
+    assert {count for *_, count in seen} == {1}
+
+
+COMPILED = """
+import threading
+import torch
+from numba.core import event
+from sfiformer import dfi_attention, sfi_attention
+
+class Listener(event.Listener):
+    def on_start(self, event):
+        found.add(threading.get_ident())
+    def on_end(self, event):
+        pass
+
+found = set()
+event.register("numba:compile", Listener())
+torch.set_num_threads(2)
+ptr = torch.arange(0, 3001, 30)
+q, k, v, q_friction, k_friction = torch.randn(5, 3000, 4, 32, requires_grad=True)
+out = sfi_attention(q, k, v, q_friction, k_friction, ptr, lam=1.0, scaling="potential") + dfi_attention(q, k, v, ptr)
+out.sum().backward()
+print(found == {threading.main_thread().ident})
+"""
+
+
+@pytest.mark.skipif(not cpu.usable(torch.zeros(1, 1, 1)), reason="no Numba")
+def test_no_thread_of_a_team_compiles(tmp_path):
+    """It would hold Numba's lock, or wait for it, where no interrupt reaches it."""
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILED],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (0, "True\n"), run.stderr
 
 
 @pytest.mark.parametrize("alone", ["thread", "piece", "device", "way"])
@@ -174,7 +238,7 @@ def results(precision=torch.float64, **options):
 @pytest.fixture
 def small_pieces(monkeypatch):
     monkeypatch.setattr("sfiformer.attention.chunks.CHUNK_SIZE", 400)
-    monkeypatch.setattr("sfiformer.attention.chunks.SPAN_SIZE", 200)
+    monkeypatch.setattr("sfiformer.attention.spans.SPAN_SIZE", 200)
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.4])

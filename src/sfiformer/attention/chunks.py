@@ -12,10 +12,6 @@ from torch import Tensor
 
 # Numbers in one block of scores (heads × queries × keys); about ten such blocks are alive at a time, in each thread.
 CHUNK_SIZE = 1 << 19
-# Numbers of one tensor (nodes × heads × width) that are gathered at a time, on a CPU by each thread; about sixteen such tensors
-# are. A single graph may have more.
-SPAN_SIZE = 1 << 17
-SPAN_SIZE_ELSEWHERE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -43,21 +39,23 @@ class Order(NamedTuple):
     def of(cls, some: Sequence[Chunk], heads: int, device: torch.device) -> Order:
         """Of chunks that follow one another."""
         first = some[0].first if some else 0
-        parts, reached = [torch.empty(0, dtype=torch.int64)], first
+        parts, reached = [torch.empty(0, dtype=torch.int64, device="cpu")], first
         for chunk in some:
             if chunk.first < reached:  # more rows of a graph that is there already
                 continue
             reached += len(chunk.graphs) * chunk.size
-            nodes = torch.tensor(chunk.starts)[:, None, None] + torch.arange(chunk.size)  # [b, 1, n]
-            parts.append((nodes * heads + torch.arange(heads)[:, None]).flatten())
+            starts, within, head = (
+                torch.tensor(x, device="cpu") for x in (chunk.starts, range(chunk.size), range(heads))
+            )
+            nodes = starts[:, None, None] + within  # [b, 1, n]
+            parts.append((nodes * heads + head[:, None]).flatten())
         return cls(torch.cat(parts).to(device), first, heads)
 
     def gather(self, packed: Tensor) -> Tensor:
         """[N, heads, width] → [M · heads, width], a copy."""
         nodes, heads, width = packed.shape
-        places, apart = self.places, packed.stride(0) // max(width, 1)
-        if nodes and apart > heads and packed.stride() == (apart * width, width, 1):
-            # One of several parts side by side: as it lies, or else each time all of it would be copied.
+        places, apart = self.places, _apart(packed)
+        if apart > heads:  # as it lies, or else all of it would be copied
             packed = packed.as_strided((nodes * apart - apart + heads, width), (width, 1))
             places = places + places // heads * (apart - heads)
         return packed.reshape(-1, width).index_select(0, places)
@@ -70,32 +68,6 @@ class Order(NamedTuple):
         """The nodes of the chunk's graphs, [b · heads, n, width], as a view of what `gather` returns."""
         start, count = (chunk.first - self.first) * self.heads, len(chunk.graphs) * self.heads
         return ordered[start : start + count * chunk.size].view(count, chunk.size, ordered.shape[-1])
-
-
-class Span(NamedTuple):
-    """Chunks that follow one another: of whole graphs, so that each span can be treated apart from the others."""
-
-    first: int  # number of chunks before
-    chunks: list[Chunk]
-
-
-def spans(ptr: Tensor, like: Tensor, width: int) -> Iterator[Span]:
-    """All graphs, by size: in chunks, and as many of these each as keep a tensor [nodes, heads, width] below `SPAN_SIZE`.
-
-    On a CPU, whose threads share the spans, graphs of one size come in as many chunks as these take, too.
-    """
-    heads, shared = like.shape[1], like.device.type == "cpu"
-    nodes = (SPAN_SIZE if shared else SPAN_SIZE_ELSEWHERE) // max(heads * width, 1)
-    span = Span(0, [])
-    for index, chunk in enumerate(chunks(ptr, heads, most_nodes=nodes if shared else None)):
-        end = chunk.first + len(chunk.graphs) * chunk.size
-        others = bool(span.chunks) and chunk.first > span.chunks[-1].first
-        if others and end - span.chunks[0].first > nodes:
-            yield span
-            span = Span(index, [])
-        span.chunks.append(chunk)
-    if span.chunks:
-        yield span
 
 
 def chunks(
@@ -124,7 +96,25 @@ def chunks(
             before += len(some) * size
 
 
+def laid_out(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors [N, heads, width] as `Order.gather` takes them time and again without a copy of the whole."""
+    return tuple(x if _apart(x) or _is_rows(x) else x.contiguous() for x in tensors)
+
+
+def _apart(packed: Tensor) -> int:
+    """How many rows one node lies from the next, where the tensor is one of several parts side by side; else 0."""
+    nodes, heads, width = packed.shape
+    apart = packed.stride(0) // max(width, 1)
+    return apart if nodes and apart > heads and packed.stride() == (apart * width, width, 1) else 0
+
+
+def _is_rows(packed: Tensor) -> bool:
+    """Whether [N, heads, width] is [N · heads, width] as it lies."""
+    of_nodes, of_heads, _ = packed.stride()
+    return of_nodes == packed.shape[1] * of_heads or 1 in packed.shape[:2]
+
+
 def fresh(shape: Sequence[int], dtype: torch.dtype, ptr: Tensor, like: Tensor) -> Tensor:
-    """A tensor for what is found of all nodes; those beyond the last graph, if there are any, have zeros."""
-    make = like.new_empty if int(ptr[-1]) == len(like) else like.new_zeros
+    """A tensor for what is found of all nodes; those that are of no graph, if there are any, have zeros."""
+    make = like.new_empty if int(ptr[0]) == 0 and int(ptr[-1]) == len(like) else like.new_zeros
     return make(tuple(shape), dtype=dtype)

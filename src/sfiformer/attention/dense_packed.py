@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from sfiformer.attention import cpu
-from sfiformer.attention.chunks import Order, Span, fresh, spans
+from sfiformer.attention.chunks import Order, fresh, laid_out
 from sfiformer.attention.dropout import kept, kept_entries
 from sfiformer.attention.inputs import require_finite, require_ptr
-from sfiformer.attention.threads import side_by_side
+from sfiformer.attention.spans import Span, for_each_span
 from sfiformer.operators import operator
 
 
@@ -34,11 +34,11 @@ def dense_attention(
     if check:
         require_ptr(ptr, len(q), max_nodes)
         require_finite(q=q, k=k, v=v)
-    out = fresh(v.shape, v.dtype, ptr, v)
+    inputs, out = laid_out(q, k, v), fresh(v.shape, v.dtype, ptr, v)
 
     def attend(span: Span) -> None:
         order = Order.of(span.chunks, q.shape[1], q.device)
-        parts = _gathered(order, (q, k, v), scale)
+        parts = _gathered(order, inputs, scale)
         parts[2].div_(1 - dropout_p)  # keeps the mean
         found = torch.empty_like(parts[2])
         for index, chunk in enumerate(span.chunks, span.first):
@@ -47,8 +47,7 @@ def dense_attention(
             order.block(chunk, found)[:, chunk.rows] = z @ value
         order.put(out, found)
 
-    with torch.autocast(q.device.type, enabled=False):
-        side_by_side(attend, spans(ptr, q, max(q.shape[2], v.shape[2])), q.device)
+    for_each_span(attend, ptr, q, v)
     return out
 
 
@@ -64,6 +63,7 @@ def dense_attention_backward(
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v: with p = softmax(s) and g = ∂L/∂p, ∂L/∂s_j = p_j (g_j − Σ_i p_i g_i)."""
+    given = laid_out(q, k, v, grad_out)
     of_inputs = (
         fresh(q.shape, q.dtype, ptr, q),
         fresh(k.shape, k.dtype, ptr, k),
@@ -72,7 +72,7 @@ def dense_attention_backward(
 
     def attend(span: Span) -> None:
         order = Order.of(span.chunks, q.shape[1], q.device)
-        parts = _gathered(order, (q, k, v, grad_out), scale)
+        parts = _gathered(order, given, scale)
         parts[3].div_(1 - dropout_p)
         grads = [torch.empty_like(x) for x in parts[:3]]
         for index, chunk in enumerate(span.chunks, span.first):
@@ -87,8 +87,7 @@ def dense_attention_backward(
         for packed, here in zip(of_inputs, grads, strict=True):
             order.put(packed, here)
 
-    with torch.autocast(q.device.type, enabled=False):
-        side_by_side(attend, spans(ptr, q, max(q.shape[2], v.shape[2])), q.device)
+    for_each_span(attend, ptr, q, v)
     return of_inputs
 
 

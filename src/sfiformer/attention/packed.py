@@ -15,10 +15,10 @@ from torch import Tensor
 
 from sfiformer.attention import cpu
 from sfiformer.attention.blocks import Block, Gradients, flows_and_gradients
-from sfiformer.attention.chunks import Chunk, Order, Span, fresh, spans
+from sfiformer.attention.chunks import Chunk, Order, fresh, laid_out
 from sfiformer.attention.dropout import kept, kept_entries
 from sfiformer.attention.inputs import require_finite, require_values
-from sfiformer.attention.threads import side_by_side
+from sfiformer.attention.spans import Span, for_each_span
 from sfiformer.flow.rows import GENTLE, solve
 from sfiformer.operators import operator
 
@@ -45,6 +45,7 @@ def packed_attention(
         require_values(v, ptr, lam, max_nodes)
         require_finite(q=q, k=k, q_friction=q_friction, k_friction=k_friction)
     heads, work = q.shape[1], torch.promote_types(q.dtype, torch.float32)
+    inputs = laid_out(q, k, v, q_friction, k_friction)
     whole = (
         fresh(v.shape, v.dtype, ptr, q),
         fresh((*q.shape[:2], 1), work, ptr, q),
@@ -53,7 +54,7 @@ def packed_attention(
 
     def attend(span: Span) -> None:
         order = Order.of(span.chunks, heads, q.device)
-        parts = _gathered(order, (q, k, v, q_friction, k_friction), scale)
+        parts = _gathered(order, inputs, scale)
         parts[2].div_(1 - dropout_p)  # keeps the mean, and is smaller than the flows
         found = [parts[0].new_empty((len(parts[0]), x.shape[2]), dtype=x.dtype) for x in whole]
         for index, chunk in enumerate(span.chunks, span.first):
@@ -65,8 +66,7 @@ def packed_attention(
         for packed, here in zip(whole, found, strict=True):
             order.put(packed, here)
 
-    with torch.autocast(q.device.type, enabled=False):
-        side_by_side(attend, spans(ptr, q, max(q.shape[2], v.shape[2])), q.device)
+    for_each_span(attend, ptr, q, v)
     out, etas, pivots = whole
     return out, etas.squeeze(-1), pivots.squeeze(-1)
 
@@ -90,8 +90,8 @@ def packed_attention_backward(
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, q_friction, k_friction and lam, by the closed form of `sfiformer.flow.exact`."""
-    inputs, heads = (q, k, v, q_friction, k_friction), q.shape[1]
-    rows_of = (etas.unsqueeze(-1), pivots.unsqueeze(-1), grad_out)
+    inputs, heads = laid_out(q, k, v, q_friction, k_friction), q.shape[1]
+    rows_of = laid_out(etas.unsqueeze(-1), pivots.unsqueeze(-1), grad_out)
     of_inputs = [fresh(x.shape, x.dtype, ptr, q) for x in inputs]
     grad_lam = torch.zeros_like(lam)
 
@@ -120,8 +120,7 @@ def packed_attention_backward(
         for packed, here in zip(of_inputs, grads, strict=True):
             order.put(packed, here)
 
-    with torch.autocast(q.device.type, enabled=False):
-        side_by_side(attend, spans(ptr, q, max(q.shape[2], v.shape[2])), q.device)
+    for_each_span(attend, ptr, q, v)
     of_q, of_k, of_v, of_q_friction, of_k_friction = of_inputs
     return of_q, of_k, of_v, of_q_friction, of_k_friction, grad_lam
 

@@ -24,10 +24,33 @@ _WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _PROCESS = os.getpid()
 
 
-def side_by_side(work: Callable[[Piece], None], pieces: Iterable[Piece], device: torch.device) -> None:
-    """work(piece) for every piece; on a CPU with several threads each takes one after the other."""
-    pieces = list(pieces)
-    left, threads = iter(pieces), min(free(), len(pieces))
+# What a piece costs, in scores, for which PyTorch keeps all its threads busy as well as pieces side by side do.
+LARGE = 1 << 19
+
+
+def side_by_side(
+    work: Callable[[Piece], None],
+    pieces: Iterable[Piece],
+    device: torch.device,
+    cost: Callable[[Piece], int] = lambda piece: 1,
+) -> None:
+    """work(piece) for every piece; on a CPU with several threads each takes one after the other, the costly ones first.
+
+    A large piece that would keep one thread at work long after the others are done is worked on ahead of them, by all.
+    """
+    pieces, threads = list(pieces), free()
+    if device.type != "cpu" or min(threads, len(pieces)) < 2 or _openmp(os.getpid()) is None:
+        for piece in pieces:
+            work(piece)
+        return
+    pieces.sort(key=cost, reverse=True)
+    total, ahead = sum(map(cost, pieces)), 0
+    for piece in pieces:
+        if cost(piece) < LARGE or cost(piece) * threads <= 1.5 * total:
+            break
+        work(piece)
+        total, ahead = total - cost(piece), ahead + 1
+    left = iter(pieces[ahead:])
 
     def take() -> None:
         try:
@@ -38,10 +61,8 @@ def side_by_side(work: Callable[[Piece], None], pieces: Iterable[Piece], device:
                 pass
             raise
 
-    if device.type == "cpu" and threads > 1 and _openmp(os.getpid()) is not None:
-        at_once(torch.inference_mode()(take), threads)
-    else:
-        take()
+    if ahead < len(pieces):
+        at_once(torch.inference_mode()(take), min(threads, len(pieces) - ahead))
 
 
 def free() -> int:

@@ -24,6 +24,11 @@ MOST = 1024  # keys of a row: of more, sums in float32 are better made in the ca
 SHARE = 1 << 14  # scores that are worth a thread
 
 
+def prepare() -> None:
+    """Have the loops compiled, if there are any, in this thread: others of a team that wait for Numba cannot be interrupted."""
+    _loops()
+
+
 def usable(s: Tensor) -> bool:
     """Whether the loops serve scores like these, [b, rows, n]."""
     return (
@@ -107,9 +112,11 @@ def _in_threads(loop: Callable[..., bool], s: Tensor, *arguments: Any) -> bool:
 
 @cache
 def _loops() -> Any:
-    """The module, which takes a while to import; None without Numba."""
+    """The module, which takes a while to import and to compile; None without Numba."""
     try:
-        return import_module("sfiformer.attention.cpu.loops")
+        loops = import_module("sfiformer.attention.cpu.loops")
+        loops.compile_all()
+        return loops
     except ImportError as error:
         if find_spec("numba") is not None:
             warnings.warn(f"Numba is not used, and attention on a CPU is slower: {error}", stacklevel=2)

@@ -1,4 +1,4 @@
-"""The loops of `sfiformer.attention.cpu`; float32 throughout. Numba compiles them when they are first called.
+"""The loops of `sfiformer.attention.cpu`; float32 throughout. Numba compiles them when they are first called (`compile_all`).
 
 No loop both adds up and writes: whether such a one is made of vectors, and so in which order it adds up, is decided by where
 its arrays lie. As they are, two runs agree to the bit.
@@ -199,3 +199,14 @@ def soften_gradients(s, keep, g, first, last):
             for j in range(n):
                 g[r, j] = g[r, j] if keep[r, j] else F(0.0)
     return False
+
+
+def compile_all():
+    """Call every loop on no rows at all."""
+    rows, keep = np.empty((1, 1), np.float32), np.empty((0, 0), np.bool_)
+    one = np.empty(1, np.float32)
+    flows = rows, rows, one, 1, F(1.0), False, keep
+    solve(*flows, rows, one, 0, 0)
+    gradients(*flows, one, rows, one, 0, 0)
+    soften(rows, keep, 0, 0)
+    soften_gradients(rows, keep, rows, 0, 0)
