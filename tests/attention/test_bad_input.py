@@ -111,6 +111,28 @@ def test_scale_that_is_not_a_number(way):
         sfi_attention(**_arguments(scale=math.nan, **way))
 
 
+@pytest.mark.parametrize("scale", [math.nan, math.inf])
+def test_scale_of_dense_attention_that_is_not_a_number(scale):
+    inputs = packed()
+    with pytest.raises(ValueError, match=f"scale must be finite, got {scale}"):
+        dfi_attention(inputs.q, inputs.k, inputs.v, inputs.ptr, scale=scale)
+
+
+@pytest.mark.parametrize("name", ["alpha", "scale"])
+def test_a_gradient_that_would_be_lost_in_silence(name):
+    inputs, value = packed(), torch.tensor(0.3, requires_grad=True)
+    *tensors, ptr = inputs
+    with pytest.raises(ValueError, match=f"{name} has no gradient here"):
+        sfi_attention(*tensors, ptr, lam=0.3, **{name: value})
+    out, _ = sfi_attention(*tensors, ptr, lam=0.3, return_flows=True, **{name: value})
+    assert torch.autograd.grad(out.sum(), value)[0] != 0
+    with torch.no_grad():
+        sfi_attention(*tensors, ptr, lam=0.3, **{name: value})
+    if name == "scale":
+        with pytest.raises(ValueError, match="scale has no gradient here"):
+            dfi_attention(inputs.q, inputs.k, inputs.v, ptr, scale=value)
+
+
 def test_nan_is_found_in_any_graph_and_dtype():
     for dtype in (torch.float32, torch.bfloat16):
         inputs = packed((3, 0, 1, 5, 3), dtype=dtype)

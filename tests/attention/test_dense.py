@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from packing import RAGGED, packed, poisoned
+from packing import RAGGED, attend, packed, poisoned
 from sfiformer import dfi_attention
 from sfiformer.attention import cpu, dense
 
@@ -111,3 +111,33 @@ def test_values_are_looked_at(way, side):
     getattr(inputs, side)[1, 1, 1] = torch.inf
     with pytest.raises(ValueError, match=f"{side}.*finite"):
         dfi_attention(inputs.q, inputs.k, inputs.v, inputs.ptr)
+
+
+def test_a_graph_is_as_exact_beside_a_large_one_under_autocast():
+    q, k, v = torch.randn(3, dense.LARGEST + 40, 2, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        beside = dfi_attention(q, k, v, torch.tensor([0, 20, len(q)]))[:20]
+        alone = dfi_attention(q[:20], k[:20], v[:20], torch.tensor([0, 20]))
+    assert beside.dtype == alone.dtype == torch.float32
+    torch.testing.assert_close(beside, alone)
+
+
+def test_nodes_before_the_first_graph_have_nothing(way):
+    q, k, v = torch.randn(3, 9, 2, 8)
+    with poisoned():
+        out = dfi_attention(q, k, v, torch.tensor([2, 6, 9]), check=False)
+    assert not out[:2].any()
+    assert out[2:].all()
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_a_default_device_is_none_of_its_business(dropout_p):
+    inputs = packed(dtype=torch.float32)
+    torch.manual_seed(0)
+    expected = attend(inputs, lam=0.3, dropout_p=dropout_p)
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        found = attend(inputs, lam=0.3, dropout_p=dropout_p)
+        dense_found = dfi_attention(inputs.q, inputs.k, inputs.v, inputs.ptr)
+    assert torch.equal(found, expected)
+    assert torch.equal(dense_found, dfi_attention(inputs.q, inputs.k, inputs.v, inputs.ptr))

@@ -12,8 +12,16 @@ from torch.nn import functional as F
 from sfiformer.attention import cpu
 from sfiformer.attention.chunks import Order, chunks
 from sfiformer.attention.dense_packed import dense_attention
+from sfiformer.attention.dropout import drawn_seed
 from sfiformer.attention.fused import fused_attend
-from sfiformer.attention.inputs import as_offsets, in_common, require_finite, require_ptr, require_shapes
+from sfiformer.attention.inputs import (
+    as_offsets,
+    in_common,
+    require_finite,
+    require_no_gradient,
+    require_ptr,
+    require_shapes,
+)
 from sfiformer.attention.widths import wide, widened
 from sfiformer.flow import checks
 
@@ -49,10 +57,14 @@ def dfi_attention(
         require_ptr(ptr, len(q), max_nodes)
         require_finite(q=q, k=k, v=v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    require_no_gradient("scale", scale, "multiply q by it, with scale=1.0")
+    if look and not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, got {scale}")
     dtype, (q, k, v) = v.dtype, in_common(q, k, v)
     if operator:
-        seed = torch.randint(1 << 62, ()) if dropout_p else torch.zeros((), dtype=torch.int64)
-        return dense_attention(q, k, v, ptr, seed, scale, dropout_p, max_nodes, look).to(dtype)
+        return dense_attention(q, k, v, ptr, drawn_seed(dropout_p), scale, dropout_p, max_nodes, look).to(
+            dtype
+        )
     fused = fused_attend(
         q,
         k,
@@ -67,7 +79,10 @@ def dfi_attention(
         dropout_p=dropout_p,
         max_nodes=max_nodes,
     )
-    return (_by_size(q, k, v, ptr, scale, dropout_p) if fused is None else fused).to(dtype)
+    if fused is not None:
+        return fused.to(dtype)
+    with torch.autocast(q.device.type, enabled=False):  # which reaches no other way
+        return _by_size(q, k, v, ptr, scale, dropout_p).to(dtype)
 
 
 def _operator_serves(ptr: Tensor, dropout_p: float) -> bool:

@@ -22,6 +22,11 @@ def kept(like: Tensor, p: float, seed: int) -> Tensor:
     return torch.from_numpy(keep).view(like.shape).to(like.dtype)
 
 
+def drawn_seed(p: float) -> Tensor:
+    """What the mask of a call is made of, drawn on the CPU whatever the default device is; 0 where nothing is dropped."""
+    return torch.randint(1 << 62, (), device="cpu") if p else torch.zeros((), dtype=torch.int64, device="cpu")
+
+
 def kept_entries(count: int, p: float, seed: int) -> np.ndarray:
     """The mask of a CPU, bool [count]."""
     bits = np.random.SFC64(seed % (1 << 62)).random_raw(-(-count // 4)).view(np.int16)[:count]
@@ -33,7 +38,7 @@ def dropped(x: Tensor, p: float, training: bool) -> Tensor:
     ours = x.device.type == "cpu" and x.numel() >= _LARGE and not torch.compiler.is_compiling()
     if not ours or not training or not 0 < p < 1:
         return F.dropout(x, p, training)
-    return x * kept(x, p, int(torch.randint(1 << 62, ()))).div_(1 - p)
+    return x * kept(x, p, int(drawn_seed(p))).div_(1 - p)
 
 
 class Dropout(nn.Dropout):

@@ -6,8 +6,16 @@ import torch
 from torch import Tensor
 
 from sfiformer.attention import kernels
+from sfiformer.attention.dropout import drawn_seed
 from sfiformer.attention.fused import fused_attend
-from sfiformer.attention.inputs import as_offsets, in_common, require_finite, require_shapes, require_values
+from sfiformer.attention.inputs import (
+    as_offsets,
+    in_common,
+    require_finite,
+    require_no_gradient,
+    require_shapes,
+    require_values,
+)
 from sfiformer.attention.iteration import FusedProximal, fused_iteration
 from sfiformer.attention.kept_flows import Settings, attention_and_flows
 from sfiformer.attention.one_block import attention_in_one_block, in_one_block
@@ -89,6 +97,8 @@ def sfi_attention(
             return attention_in_one_block(tensors, ptr, lam, settings, max_nodes).to(dtype)
         out, flows = attention_and_flows(tensors, ptr, lam, settings)
         return (out.to(dtype), flows) if return_flows else out.to(dtype)
+    require_no_gradient("alpha", alpha, "take return_flows=True, which has one")
+    require_no_gradient("scale", scale, "multiply q and q_friction by it, with scale=1.0")
     potential = scaling == "potential"
     if look and kernels.usable(q):  # on other devices the plain operator looks
         require_values(v, ptr, lam, max_nodes)
@@ -105,9 +115,8 @@ def sfi_attention(
     )
     if fused is not None:
         return fused.to(dtype)
-    seed = torch.randint(1 << 62, ()) if dropout_p else torch.zeros((), dtype=torch.int64)
     options = (float(alpha), potential, scale, dropout_p, max_nodes, look)
-    return packed_attention(*tensors, ptr, lam, seed, *options)[0].to(dtype)
+    return packed_attention(*tensors, ptr, lam, drawn_seed(dropout_p), *options)[0].to(dtype)
 
 
 def _per_graph(lam: float | Tensor, ptr: Tensor, like: Tensor) -> Tensor:

@@ -56,6 +56,11 @@ def require_shapes(dropout_p: float, **tensors: Tensor) -> None:
         raise ValueError(f"dropout_p must be at least 0 and less than 1, got {dropout_p}")
 
 
+def require_no_gradient(name: str, value: object, remedy: str) -> None:
+    if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} has no gradient here, but the tensor that was given asks for one: {remedy}")
+
+
 def as_pair(made: Any) -> tuple[Tensor, Tensor]:
     """What a callable made of x: the queries and the keys of friction."""
     if not (isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(x, Tensor) for x in made)):
