@@ -52,6 +52,15 @@ def test_no_flow_pays_gives_zeros():
     assert not any(g.any() for g in grads)
 
 
+def test_no_flow_pays_where_scores_range_beyond_the_type():
+    ends, ones = torch.tensor([[[1.0]], [[-1.0]]]), torch.ones(2, 1, 1)
+    tensors = [x.to(DEVICE).requires_grad_() for x in (800 * ones, ends, ones, 0 * ones, 0 * ones)]
+    lam = torch.tensor([0.5], device=DEVICE, requires_grad=True)
+    out = attend(launch.fused_attention, tensors, torch.tensor([0, 2], device=DEVICE), lam, 0.1, False, 2)
+    assert not out.any()
+    assert not any(g.any() for g in torch.autograd.grad(out.sum(), [*tensors, lam]))
+
+
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
 @pytest.mark.parametrize(
     ("dtype", "upstream"), [(torch.float32, 1), (torch.float16, 1), (torch.float32, 1e28)]
