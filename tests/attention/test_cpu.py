@@ -139,10 +139,11 @@ def test_rows_that_need_a_pivot_are_left_to_the_plain_operators(place, value):
 @pytest.mark.parametrize("lam", [0.5, 0.0])
 @pytest.mark.parametrize("spread", [1.0, 12.0])  # gentle rows, and many that are not
 def test_attention_is_what_it_is_without(monkeypatch, spread, lam, scaling, dropout_p):
+    monkeypatch.setattr("sfiformer.attention.few.MOST", 0)  # which draws a mask of its own
     results = []
     for with_loops in (True, False):
         if not with_loops:
-            monkeypatch.setattr(cpu, "_loops", lambda: None)
+            monkeypatch.setattr(cpu, "compiled", lambda: None)
         inputs = packed((7, 3, 12, 1, 40), heads=2, width=8, dtype=torch.float32)
         inputs = inputs._replace(q=inputs.q * spread).leaves()
         strength = torch.full((5,), lam, requires_grad=True)
@@ -204,13 +205,13 @@ def test_float64_and_other_devices_are_not_for_the_loops():
 
 def test_a_numba_that_does_not_import_is_said_once_and_done_without(monkeypatch):
     monkeypatch.setitem(sys.modules, "sfiformer.attention.cpu.loops", None)
-    cpu._loops.cache_clear()
+    cpu.compiled.cache_clear()
     try:
         with pytest.warns(UserWarning, match="Numba is not used"):
             assert not cpu.usable(torch.zeros(1, 1, 1))
         assert not cpu.usable(torch.zeros(1, 1, 1))
     finally:
-        cpu._loops.cache_clear()
+        cpu.compiled.cache_clear()
 
 
 def test_a_row_that_the_loops_decline_is_not_theirs_in_the_backward():

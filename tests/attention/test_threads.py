@@ -237,6 +237,7 @@ def results(precision=torch.float64, **options):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
+    monkeypatch.setattr("sfiformer.attention.few.MOST", 0)
     monkeypatch.setattr("sfiformer.attention.chunks.CHUNK_SIZE", 400)
     monkeypatch.setattr("sfiformer.attention.spans.SPAN_SIZE", 200)
 

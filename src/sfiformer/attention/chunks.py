@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -71,17 +71,21 @@ class Order(NamedTuple):
 
 
 def chunks(
-    ptr: Tensor, heads: int, chunk_size: int | None = None, most_nodes: int | None = None
+    ptr: Tensor,
+    heads: int,
+    chunk_size: int | None = None,
+    most_nodes: int | None = None,
+    without: Container[int] = (),
 ) -> Iterator[Chunk]:
     """All graphs, by size, in chunks of at most ``chunk_size`` scores; a graph that is larger comes in blocks of rows.
 
-    Several graphs in one chunk have no more than ``most_nodes``.
+    Several graphs in one chunk have no more than ``most_nodes``. None has one of ``without``.
     """
     chunk_size = CHUNK_SIZE if chunk_size is None else chunk_size
     offsets = ptr.tolist()
     by_size: dict[int, list[int]] = {}
     for graph, (start, end) in enumerate(pairwise(offsets)):
-        if end > start:
+        if end > start and graph not in without:
             by_size.setdefault(end - start, []).append(graph)
     before = 0
     for size, graphs in by_size.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
 import torch
@@ -32,17 +32,22 @@ class Span(NamedTuple):
         )
 
 
-def for_each_span(attend: Callable[[Span], None], ptr: Tensor, q: Tensor, v: Tensor) -> None:
-    """attend(span) for all graphs of a batch, whose queries [nodes, heads, width] and values these are."""
+def for_each_span(
+    attend: Callable[[Span], None], ptr: Tensor, q: Tensor, v: Tensor, without: Container[int] = ()
+) -> None:
+    """attend(span) for all graphs of a batch, whose queries [nodes, heads, width] and values these are.
+
+    Or for all but some, ``without``.
+    """
     if q.device.type == "cpu" and torch.promote_types(q.dtype, torch.float32) == torch.float32:
         cpu.prepare()
     heads = q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
-        pieces = spans(ptr, q, max(q.shape[2], v.shape[2]))
+        pieces = spans(ptr, q, max(q.shape[2], v.shape[2]), without)
         side_by_side(attend, pieces, q.device, lambda span: heads * span.pairs)
 
 
-def spans(ptr: Tensor, like: Tensor, width: int) -> Iterator[Span]:
+def spans(ptr: Tensor, like: Tensor, width: int, without: Container[int] = ()) -> Iterator[Span]:
     """All graphs, by size: in chunks, and as many of these each as keep a tensor [nodes, heads, width] below `SPAN_SIZE`.
 
     On a CPU, whose threads share the spans, graphs of one size come in as many chunks as these take, too.
@@ -50,7 +55,7 @@ def spans(ptr: Tensor, like: Tensor, width: int) -> Iterator[Span]:
     heads, shared = like.shape[1], like.device.type == "cpu"
     nodes = (SPAN_SIZE if shared else SPAN_SIZE_ELSEWHERE) // max(heads * width, 1)
     span = Span(0, [])
-    for index, chunk in enumerate(chunks(ptr, heads, most_nodes=nodes if shared else None)):
+    for index, chunk in enumerate(chunks(ptr, heads, None, nodes if shared else None, without)):
         end = chunk.first + len(chunk.graphs) * chunk.size
         others = bool(span.chunks) and chunk.first > span.chunks[-1].first
         if others and end - span.chunks[0].first > nodes:

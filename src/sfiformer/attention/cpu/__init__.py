@@ -8,10 +8,11 @@ twin for all of them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,13 @@ SHARE = 1 << 14  # scores that are worth a thread
 
 def prepare() -> None:
     """Have the loops compiled, if there are any, in this thread: others of a team that wait for Numba cannot be interrupted."""
-    _loops()
+    compiled()
 
 
 def usable(s: Tensor) -> bool:
     """Whether the loops serve scores like these, [b, rows, n]."""
     return (
-        s.device.type == "cpu" and s.dtype == torch.float32 and s.shape[-1] <= MOST and _loops() is not None
+        s.device.type == "cpu" and s.dtype == torch.float32 and s.shape[-1] <= MOST and compiled() is not None
     )
 
 
@@ -45,7 +46,7 @@ def solve(
     """
     z, eta = torch.empty_like(s), s.new_empty((*s.shape[:2], 1))
     problem = _arguments(s, u, lam, alpha, potential, keep)
-    hard = _in_threads(_loops().solve, s, *problem, _rows(z), eta.view(-1).numpy())
+    hard = _in_threads(compiled().solve, s, *problem, _rows(z), eta.view(-1).numpy())
     return None if hard else (z, eta)
 
 
@@ -63,18 +64,18 @@ def gradients(
     of_log_kappa = eta.new_empty(eta.shape)
     problem = _arguments(s, u, lam, alpha, potential, keep)
     etas = eta.reshape(-1).numpy()
-    _in_threads(_loops().gradients, s, *problem, etas, _rows(g), of_log_kappa.view(-1).numpy())
+    _in_threads(compiled().gradients, s, *problem, etas, _rows(g), of_log_kappa.view(-1).numpy())
     return of_log_kappa
 
 
 def soften(s: Tensor, keep: np.ndarray | None) -> None:
     """Scores s [b, rows, n] become softmax(s), or what dropout leaves of it."""
-    _in_threads(_loops().soften, s, _rows(s), _mask(s, keep))
+    _in_threads(compiled().soften, s, _rows(s), _mask(s, keep))
 
 
 def soften_gradients(s: Tensor, keep: np.ndarray | None, g: Tensor) -> None:
     """From g = ∂L/∂z, which becomes z, the softmax that dropout leaves, to ∂L/∂s in place of s."""
-    _in_threads(_loops().soften_gradients, s, _rows(s), _mask(s, keep), _rows(g))
+    _in_threads(compiled().soften_gradients, s, _rows(s), _mask(s, keep), _rows(g))
 
 
 def _arguments(
@@ -93,25 +94,33 @@ def _rows(x: Tensor) -> np.ndarray:
 
 
 def _in_threads(loop: Callable[..., bool], s: Tensor, *arguments: Any) -> bool:
-    """Each of as many threads as PyTorch takes has its share of the rows; whether any of them says so."""
-    rows = s.shape[0] * s.shape[1]
-    threads = max(1, min(free(), rows, s.numel() // SHARE))
-    shares = iter([(rows * part // threads, rows * (part + 1) // threads) for part in range(threads)])
-    said: list[bool] = []
+    """All rows of scores [b, rows, n], shared among threads; whether any of them says so."""
+    rows, shares = s.shape[0] * s.shape[1], how_many(s.numel())
+    return in_shares(loop, [rows * share // shares for share in range(shares + 1)], arguments)
+
+
+def how_many(scores: int) -> int:
+    """Threads that so many scores are worth."""
+    return max(1, min(free(), scores // SHARE))
+
+
+def in_shares(loop: Callable[..., bool], bounds: Sequence[int], arguments: Sequence[Any]) -> bool:
+    """loop(*arguments, first, last) for each pair of bounds, in a thread of its own; whether any call says so."""
+    shares, said = iter(list(pairwise(bounds))), []
 
     def take() -> None:
         for share in shares:
             said.append(loop(*arguments, *share))
 
-    if threads > 1:
-        at_once(take, threads)
+    if len(bounds) > 2:
+        at_once(take, len(bounds) - 1)
     else:
         take()
     return any(said)
 
 
 @cache
-def _loops() -> Any:
+def compiled() -> Any:
     """The module, which takes a while to import and to compile; None without Numba."""
     try:
         loops = import_module("sfiformer.attention.cpu.loops")

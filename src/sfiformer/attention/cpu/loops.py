@@ -1,7 +1,10 @@
 """The loops of `sfiformer.attention.cpu`; float32 throughout. Numba compiles them when they are first called (`compile_all`).
 
-No loop both adds up and writes: whether such a one is made of vectors, and so in which order it adds up, is decided by where
-its arrays lie. As they are, two runs agree to the bit.
+They are of rows of scores, or of whole graphs, one head after the other: where a graph has a dozen nodes, PyTorch's calls for
+its products take longer than what they compute. All are in one file: what Numba keeps of one does not follow another.
+
+No loop of rows both adds up and writes: whether such a one is made of vectors, and so in which order it adds up, is decided by
+where its arrays lie. As they are, two runs agree to the bit.
 """
 
 from typing import Any
@@ -201,12 +204,100 @@ def soften_gradients(s, keep, g, first, last):
     return False
 
 
+@jitted
+def dots(a, b, start, head, scale, out):
+    """out_ij = scale · a_i·b_j for the nodes i, j of the graph that starts there."""
+    n, width = len(out), a.shape[2]
+    for i in range(n):
+        for j in range(n):
+            total = F(0.0)
+            for d in range(width):
+                total += a[start + i, head, d] * b[start + j, head, d]
+            out[i, j] = total * scale
+
+
+@jitted
+def mixed(z, v, start, head, scale, out):
+    """out_i = scale · Σ_j z_ij v_j."""
+    n, width = len(z), v.shape[2]
+    for i in range(n):
+        for d in range(width):
+            out[start + i, head, d] = F(0.0)
+        for j in range(n):
+            share = scale * z[i, j]
+            if share != F(0.0):
+                for d in range(width):
+                    out[start + i, head, d] += share * v[start + j, head, d]
+
+
+@jitted
+def mask(keep, place, n):
+    """What dropout leaves of n × n flows, from that place on; nothing is dropped where there is no mask."""
+    return keep[place : place + n * n].reshape(n, n) if len(keep) > 0 else keep.reshape(0, 0)
+
+
+@jitted
+def attend(
+    q, k, v, q_friction, k_friction, places, lam, scale, alpha, potential, keep, eta, out, solved, first, last
+):
+    """Graphs first … last − 1, whose start, nodes and place in the mask are rows of `places`; not where a row needs a pivot."""
+    heads = q.shape[1]
+    for graph in range(first, last):
+        start, n, place = places[graph]
+        s, u, z = np.empty((n, n), np.float32), np.empty((n, n), np.float32), np.empty((n, n), np.float32)
+        level = np.empty(n, np.float32)
+        solved[graph] = True
+        for head in range(heads):
+            dots(q, k, start, head, scale, s)
+            dots(q_friction, k_friction, start, head, scale, u)
+            left = mask(keep, place + head * n * n, n)
+            if solve(s, u, lam[graph : graph + 1], n, alpha, potential, left, z, level, 0, n):
+                solved[graph] = False
+                break
+            for i in range(n):
+                eta[start + i, head] = level[i]
+            mixed(z, v, start, head, F(1.0), out)
+    return False
+
+
+@jitted
+def attend_backward(
+    q, k, v, q_friction, k_friction, places, lam, scale, alpha, potential, keep, eta, grad_out,
+    of_q, of_k, of_v, of_q_friction, of_k_friction, of_log_kappa, first, last,
+):  # fmt: skip
+    """The gradients of the same, and the sum of ∂L/∂(log κ) over the rows of each graph."""
+    heads = q.shape[1]
+    for graph in range(first, last):
+        start, n, place = places[graph]
+        s, u, g = np.empty((n, n), np.float32), np.empty((n, n), np.float32), np.empty((n, n), np.float32)
+        level, of_rows = np.empty(n, np.float32), np.empty(n, np.float32)
+        of_log_kappa[graph] = F(0.0)
+        for head in range(heads):
+            dots(q, k, start, head, scale, s)
+            dots(q_friction, k_friction, start, head, scale, u)
+            dots(grad_out, v, start, head, F(1.0), g)
+            for i in range(n):
+                level[i] = eta[start + i, head]
+            left = mask(keep, place + head * n * n, n)
+            gradients(s, u, lam[graph : graph + 1], n, alpha, potential, left, level, g, of_rows, 0, n)
+            mixed(g.T, grad_out, start, head, F(1.0), of_v)
+            mixed(s, k, start, head, scale, of_q)
+            mixed(s.T, q, start, head, scale, of_k)
+            mixed(u, k_friction, start, head, scale, of_q_friction)
+            mixed(u.T, q_friction, start, head, scale, of_k_friction)
+            of_log_kappa[graph] += of_rows.sum()
+    return False
+
+
 def compile_all():
-    """Call every loop on no rows at all."""
-    rows, keep = np.empty((1, 1), np.float32), np.empty((0, 0), np.bool_)
-    one = np.empty(1, np.float32)
-    flows = rows, rows, one, 1, F(1.0), False, keep
+    """Call every loop, of rows and of graphs, on nothing at all."""
+    rows, none, one = np.empty((1, 1), np.float32), np.empty((0, 0), np.bool_), np.empty(1, np.float32)
+    flows = rows, rows, one, 1, F(1.0), False, none
     solve(*flows, rows, one, 0, 0)
     gradients(*flows, one, rows, one, 0, 0)
-    soften(rows, keep, 0, 0)
-    soften_gradients(rows, keep, rows, 0, 0)
+    soften(rows, none, 0, 0)
+    soften_gradients(rows, none, rows, 0, 0)
+    heads, places = np.empty((1, 1, 1), np.float32), np.empty((0, 3), np.int64)
+    graphs = *[heads] * 5, places, one, F(1.0), F(1.0), False, np.empty(0, np.bool_), rows
+    attend(*graphs, heads, np.empty(0, np.bool_), 0, 0)
+    attend_backward(*graphs, *[heads] * 6, one, 0, 0)

@@ -1,0 +1,130 @@
+"""Graphs of few nodes, attended to in one call: what spans of the same graphs, and the plain solver, make of them."""
+
+import math
+
+import pytest
+import torch
+
+from packing import attend, one_by_one, packed
+from sfiformer.attention import cpu, few
+
+pytestmark = pytest.mark.skipif(not cpu.usable(torch.zeros(1, 1, 1)), reason="no Numba")
+
+SIZES = (5, 1, 33, 0, 32, 7, 60, 2, 7)  # those of 33 and 60 nodes are not for one call
+KINDS = [{"scaling": "potential"}, {"alpha": 0.3}, {"alpha": math.inf}]
+
+
+def strength(kind):
+    """At which rows are gentle."""
+    return 1.0 if "scaling" in kind else 0.03
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The numbers of the graphs that calls of `Few.attend` were done with."""
+    numbers, call = [], few.Few.attend
+
+    def noting(self, *arguments):
+        numbers.append(sorted(call(self, *arguments)))
+        return frozenset(numbers[-1])
+
+    monkeypatch.setattr(few.Few, "attend", noting)
+    return numbers
+
+
+def results(inputs, lam, **options):
+    inputs, lam = inputs.leaves(), lam.clone().requires_grad_()
+    out = attend(inputs, lam=lam, **options)
+    weight = torch.linspace(-1, 1, out.numel()).view_as(out)
+    return out, *torch.autograd.grad((out.float() * weight).sum(), (*inputs[:5], lam))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "exact"), [(torch.float32, 2e-4), (torch.bfloat16, 2e-2)])
+def test_is_attention_graph_by_graph(calls, kind, dtype, exact, threads):
+    inputs = packed(SIZES, value_width=3, dtype=dtype)
+    lam = torch.linspace(0.1, 0.9, len(SIZES), dtype=torch.float64) * strength(kind)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = results(inputs, lam, **kind)
+    finally:
+        torch.set_num_threads(before)
+    assert calls == [[0, 1, 4, 5, 7, 8]]
+    true_inputs = inputs._replace(
+        **{name: x.double() for name, x in inputs._asdict().items() if name != "ptr"}
+    ).leaves()
+    true_lam = lam.clone().requires_grad_()
+    out = one_by_one(true_inputs, true_lam, **kind)
+    weight = torch.linspace(-1, 1, out.numel()).view_as(out)
+    true = (out, *torch.autograd.grad((out * weight).sum(), (*true_inputs[:5], true_lam)))
+    for x, y in zip(found, true, strict=True):
+        assert float((x.double() - y).norm() / y.norm()) < exact
+
+
+def test_a_graph_whose_rows_need_a_pivot_is_left_to_the_spans(calls, monkeypatch):
+    inputs = packed((6, 6, 6, 6), dtype=torch.float32)
+    inputs.q[6:12] *= 60
+    inputs.q[18:] *= 60
+    lam = torch.full((4,), 0.03)
+    found = results(inputs, lam, alpha=math.inf)
+    assert calls == [[0, 2]]
+    monkeypatch.setattr(few, "MOST", 0)
+    for x, y in zip(found, results(inputs, lam, alpha=math.inf), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
+
+
+def test_without_friction_a_graph_is_left_to_the_spans(calls):
+    lam = torch.tensor([0.5, 0.0, 0.5])
+    *_, of_lam = results(packed((4, 4, 4), dtype=torch.float32), lam, scaling="potential")
+    assert calls == [[0, 2]]
+    assert of_lam[1] != 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_is_a_mask_of_flows_that_keeps_the_mean(calls, kind):
+    """Its gradients are those of the same mask."""
+    p, size = 0.4, 30
+    inputs = packed((size, 4), heads=1, width=4, dtype=torch.float32).leaves()
+    of_node = torch.eye(size + 4)[:, None]  # [nodes, 1, nodes]: the output is the flows themselves
+    z = one_by_one(inputs._replace(v=of_node), 0.2 * strength(kind), **kind)
+
+    def drop(values):
+        torch.manual_seed(3)
+        return attend(inputs._replace(v=values), lam=0.2 * strength(kind), dropout_p=p, **kind)
+
+    left, flows = drop(of_node), z > 1e-6
+    on = left != 0
+    torch.testing.assert_close(left[on], (z / (1 - p))[on], rtol=1e-4, atol=1e-5)
+    share = float(on[flows].sum()) / int(flows.sum())
+    assert share == pytest.approx(1 - p, abs=4 * (p * (1 - p) / int(flows.sum())) ** 0.5)
+    weight = torch.linspace(-1, 1, inputs.v.numel()).view_as(inputs.v)
+    of_inputs = inputs.q, inputs.k, inputs.v, inputs.q_friction, inputs.k_friction
+    got = torch.autograd.grad((drop(inputs.v) * weight).sum(), of_inputs)
+    masked = (z * (on | ~flows) / (1 - p)).squeeze(1) @ inputs.v.squeeze(1)
+    true = torch.autograd.grad((masked[:, None] * weight).sum(), of_inputs)
+    for found, right in zip(got, true, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-4)
+    assert calls == [[0, 1], [0, 1]]
+
+
+def test_repeats_to_the_bit_on_any_number_of_threads():
+    inputs, lam = packed((9, 20, 4, 31, 12) * 8, dtype=torch.float32), torch.full((40,), 0.4)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 4, 4):
+            torch.set_num_threads(threads)
+            found.append(results(inputs, lam, scaling="potential"))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
+
+
+def test_nodes_of_no_graph_have_nothing():
+    inputs = packed((4, 6), dtype=torch.bfloat16).leaves()
+    out = attend(inputs._replace(ptr=torch.tensor([0, 4])), lam=0.3, scaling="potential", check=False)
+    of_inputs = torch.autograd.grad(out.sum(), inputs[:5])
+    assert not any(bool(x[4:].any()) for x in (out, *of_inputs))
+    assert bool(out[:4].any())
