@@ -149,3 +149,16 @@ def test_a_text_among_numbers_is_named_where_classes_make_no_sense():
     assert infer_task(records, level="graph", kind="classification").outputs == 31
     few = [graph(y=i % 3) for i in range(30)] + [graph(y="unknown")]
     assert infer_task(few, level="graph").class_names == ("0", "1", "2", "unknown")
+
+
+def test_whole_numbers_that_are_amounts_are_predicted_as_such():
+    weights = [graph(y=40 + 3 * (i % 60)) for i in range(600)]
+    assert infer_task(weights, level="graph").kind == "regression"
+    assert infer_task(weights[:10], level="graph").kind == "classification"  # ten at most
+
+
+def test_whole_numbers_that_count_classes_are_classes():
+    for first in (0, 1):
+        numbered = [graph(y=first + i % 60) for i in range(600) if i % 60 != 33]
+        assert infer_task(numbered, level="graph").outputs == 59
+        assert infer_task(numbered[:200], level="graph").kind == "regression"  # too few rows of each

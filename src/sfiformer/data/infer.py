@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from .record import Record, label_text
 from .task import Kind, Level, Task, listed
 
-FEW_CLASSES = 10  # so many integer labels are classes however few the rows; more need five rows a class
+FEW_CLASSES = 10  # so many integer labels are classes; more must be numbered as such, with five rows a class
 Classes = int | Sequence[str]
 
 
@@ -78,7 +79,8 @@ def infer_task(
     """The task that the labels of all splits pose; what is given is kept, the rest inferred.
 
     One column: text is classes; zeros and ones are binary, as are two classes; integers are classes when
-    they are few (10 at most, or five rows a class); all else is regression. Several columns: multi-label
+    they are few (10 at most), or numbers from 0 or 1 on with hardly a gap and five rows a class; all else is
+    regression. Several columns: multi-label
     when all are zeros and ones, else regression. Links without labels are true links, to be ranked above all
     other pairs. `classes` is the number of classes (integer labels 0, 1, …) or their names in order.
     """
@@ -102,7 +104,7 @@ def infer_task(
     if text and kind is None and classes is None:
         _require_text(records, tables)
     truth = not text and set(distinct) <= {0.0, 1.0}
-    few = whole and len(distinct) <= max(FEW_CLASSES, len(cells) // 5)
+    few = whole and _are_numbers_of_classes(distinct, len(cells))
     names = _class_names(classes if classes is not None else 2 if truth else distinct)
     if kind is None and width > 1:
         kind = "multilabel" if truth else "regression"
@@ -137,6 +139,12 @@ def infer_task(
     if text:
         raise ValueError(f"{kind} needs numbers, and there is the label {distinct[0]!r}")
     return Task(level, kind, width, target_names=tuple(target_names) if target_names else None)
+
+
+def _are_numbers_of_classes(distinct: Sequence[Any], rows: int) -> bool:
+    """Whether so many rows of these whole numbers, in order, are classes, and not amounts."""
+    numbered = distinct[0] in (0, 1) and 10 * len(distinct) >= 9 * distinct[-1]
+    return len(distinct) <= FEW_CLASSES or (numbered and 5 * len(distinct) <= rows)
 
 
 def _require_text(records: Sequence[Record], tables: Sequence[np.ndarray]) -> None:
