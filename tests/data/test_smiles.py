@@ -235,3 +235,10 @@ def test_what_stands_behind_a_blank_is_not_left_unread():
         with pytest.raises(ValueError, match="has a blank in it, behind which RDKit reads nothing"):
             smiles.molecule_graph(text)
     assert len(smiles.molecule_graph("CCO |$;;x$|")["x"]) == 3  # an extension that RDKit knows
+
+
+@pytest.mark.parametrize(("sign", "name"), [(";", "semicolons"), ("\t", "tabs")])
+def test_a_file_that_other_signs_part_is_named(tmp_path, sign, name):
+    path = write(tmp_path, f"id{sign}SMILES{sign}y\na{sign}CCO{sign}1,5\n")
+    with pytest.raises(ValueError, match=f"its columns are separated by {name}; save it with commas"):
+        smiles.find_columns(path)

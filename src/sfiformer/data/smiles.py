@@ -145,6 +145,7 @@ def find_columns(
     of the given targets.
     """
     _, header = next(_csv(path))
+    _require_commas(path, header)
     by_lower = {name.strip().lower(): name for name in reversed(header)}  # of several, the first
     if smiles is None:
         found = [name for name in header if "smiles" in name.lower()]
@@ -175,6 +176,13 @@ def find_columns(
         if columns.targets.count(name) > 1:
             raise ValueError(f"{path}: the target {name!r} is named twice")
     return columns
+
+
+def _require_commas(path: Path, header: Sequence[str]) -> None:
+    """A header that other signs part, as spreadsheets write it where a comma begins the decimals, is one long name."""
+    for sign, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "upright strokes")):
+        if any("smiles" in cell.lower() and sign in cell for cell in header):
+            raise ValueError(f"{path}: its columns are separated by {name}; save it with commas between them")
 
 
 def rows(path: Path, columns: Columns) -> Rows:
