@@ -170,7 +170,7 @@ def test_what_changes_on_resuming_is_noted(tmp_path, quiet, experiment, capsys):
     quiet(run, {"trainer.epochs": 3}, resume=True)
     train(experiment({"trainer.epochs": 2, "optim.lr": 0.5}), run, resume=True)  # nothing is left to train
     assert (
-        "\nnothing is left to train after epoch 3; as before: optim.lr, trainer.epochs\n"
+        f"\nnothing is left to train after epoch 3; left as in {run / 'config.yaml'}: optim.lr, trainer.epochs\n"
         in capsys.readouterr().out
     )
     assert RunFolder(run).config().trainer.epochs == 3

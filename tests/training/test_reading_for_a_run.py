@@ -120,6 +120,13 @@ def test_a_file_that_was_changed_is_not_taken_for_the_runs_own(trained, tmp_path
         evaluate(run, device="cpu")
     train(replace(again, data=replace(again.data, path=moved)), run, resume=True, progress=False)
     assert evaluate(run, device="cpu") == scores
+    copy = tmp_path / "copy.csv"
+    copy.write_text(before)
+    moved.write_text(before + "CCCCC,red\n")
+    train(replace(again, data=replace(again.data, path=copy)), run, resume=True, progress=False)
+    assert evaluate(run, device="cpu") == scores
+    copy.rename(moved)
+    train(replace(again, data=replace(again.data, path=moved)), run, resume=True, progress=False)
     moved.write_text(before + "CCCCC,red\n")
     with pytest.raises(UserError, match="was changed since the run"):
         evaluate(run, device="cpu")

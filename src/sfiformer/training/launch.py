@@ -65,7 +65,7 @@ def train(
         prepared, values = None, None
         if lead:  # what can go wrong does so here, before other processes start
             stack.enter_context(run.claim(resume=resume))
-            run.require_own_file("or train anew in another folder")
+            run.require_own_file("or train anew in another folder", config.data.path)
             prepared = prepare(config)
             run.require_same(prepared.config)
             checkpoints = Checkpoints(run.path)
@@ -210,7 +210,7 @@ def _introduction(
     ]
     changes = run.changes(prepared.config)
     if over:
-        kept = f"; as before: {', '.join(changes)}" if changes else ""
+        kept = f"; left as in {run.path / 'config.yaml'}: {', '.join(changes)}" if changes else ""
         lines.append(f"nothing is left to train after epoch {state.epoch}{kept}")
     elif state.epoch or state.step:
         lines.append(f"resuming after epoch {state.epoch}, step {state.step}")

@@ -160,14 +160,15 @@ class RunFolder:
                     "resume with the run's own setting, or choose another folder"
                 )
 
-    def require_own_file(self, remedy: str) -> None:
+    def require_own_file(self, remedy: str, path: Path | str | None = None) -> None:
         """Raises UserError where the user's file that the run so far was trained on is another now.
 
-        What it was is not known of runs of earlier releases.
+        It lies at ``path``, or else where it did; what it was is not known of runs of earlier releases.
         """
-        path, before = (
+        own, before = (
             (self.config().data.path, self.about().get("data_sha256")) if self.exists else (None, None)
         )
+        path = own if path is None else path
         if path is not None and before is not None and Path(path).is_file() and digest(path) != before:
             raise UserError(
                 f"{path} was changed since the run in {self.path} began, and its graphs would be split anew: "
