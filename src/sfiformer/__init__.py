@@ -28,7 +28,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "ExperimentConfig": "sfiformer.config",

@@ -34,6 +34,13 @@ def test_help_imports_nothing_heavy(arguments):
     assert run.stderr.split() == []
 
 
+@pytest.mark.parametrize("package", ["", ".nn", ".training", ".explain", ".suites"])
+def test_names_that_are_imported_when_used_are_listed_before(package):
+    listing = f"import sfiformer{package} as package; print(set(package.__all__) <= set(dir(package)))"
+    run = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True)
+    assert run.stdout == "True\n"
+
+
 def test_the_version_is_the_packages(sfi):
     assert sfi("--version").stdout == f"sfi {sfiformer.__version__}\n"
 

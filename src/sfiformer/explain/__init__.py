@@ -23,7 +23,7 @@ __all__ = [
     "record_run",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "GraphRecord": "sfiformer.explain.record",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["EdgeGCN", "GPSLayer", "GatedGCN", "LoadReport", "ModelConfig", "SFiFormer", "load_dense"]
 
 # The settings alone (a command line's help, a preset's check) need no PyTorch.
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "GatedGCN": "sfiformer.nn.gated_gcn",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Suite", "read_suite", "report_suite", "run_suite", "suite_names"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Suite": "sfiformer.suites.suite",

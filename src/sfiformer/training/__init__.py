@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Prepared", "Result", "RunFolder", "evaluate", "prepare", "train"]
 
 # Lightning takes seconds to import.
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Prepared": "sfiformer.training.preparation",
