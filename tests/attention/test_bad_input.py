@@ -216,6 +216,7 @@ def test_layer_settings(arguments, name):
         {"lam": math.inf},
         {"lam": "x"},
         {"alpha": None},
+        {"solver": "newton"},
     ],
 )
 def test_layer_settings_are_looked_at_when_it_is_made(arguments):

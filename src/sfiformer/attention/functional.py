@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypedDict, Unpack, overload
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,49 @@ from sfiformer.attention.one_block import attention_in_one_block, in_one_block
 from sfiformer.attention.packed import packed_attention
 from sfiformer.flow import checks
 from sfiformer.flow.problem import Scaling, Solver
+
+
+class _Options(TypedDict, total=False):
+    """Of `sfi_attention`, which says what they are."""
+
+    alpha: float
+    scaling: Scaling
+    scale: float | None
+    dropout_p: float
+    solver: Solver
+    max_nodes: int | None
+    check: bool | None
+    deterministic: bool
+
+
+@overload
+def sfi_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_friction: Tensor,
+    k_friction: Tensor,
+    ptr: Tensor,
+    *,
+    lam: float | Tensor,
+    return_flows: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> Tensor: ...
+
+
+@overload
+def sfi_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_friction: Tensor,
+    k_friction: Tensor,
+    ptr: Tensor,
+    *,
+    lam: float | Tensor,
+    return_flows: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[Tensor, list[Tensor]]: ...
 
 
 def sfi_attention(
@@ -61,8 +106,8 @@ def sfi_attention(
         lam: λ ≥ 0, a number or one value for each graph. At λ = 0 its gradient is the derivative from above; on a GPU, where
             it is made of ∂L/∂log λ, it is 0 there.
         alpha: penalty of the constraint Σ z = 1; ``math.inf`` makes it hard.
-        scaling: ``"absolute"``, or ``"potential"``: friction relative to the row's potential, with ``lam`` as λ* and a
-            hard constraint.
+        scaling: ``"absolute"``, λ = ``lam``; or ``"potential"``, friction relative to the row's potential: λ = ``lam`` · n/C
+            with n the keys and C = (Σ e^s)(Σ e^−s), and a hard constraint.
         scale: of the scores, 1/√width by default.
         dropout_p: probability with which a flow is dropped (the others grow by 1/(1 − p)); set 0 for evaluation.
         solver: ``"exact"``, ``"proximal"`` (the paper's iteration) or a `sfiformer.flow.Proximal`.

@@ -103,7 +103,9 @@ class SFiAttention(nn.Module):
             require_count(name, count)
         checks.require_lam(lam, check=True)
         checks.require_alpha(alpha, check=True)
-        soft = solver == "proximal" or isinstance(solver, Proximal)
+        soft = isinstance(solver, Proximal) or solver == "proximal"
+        if not isinstance(solver, Proximal):
+            require_choice("solver", solver, ("exact", "proximal"))
         if soft and lam_scaling == "potential" and mode == "sfi":
             raise ValueError(
                 "solver='proximal' has only a soft constraint: use lam_scaling='graph' or 'largest'"
@@ -238,7 +240,7 @@ class SFiAttention(nn.Module):
         require_nodes(x, self.dim)
         ptr = as_offsets(ptr)
         (q, k, qf, kf), values = self._scores_and_values(x)
-        out = sfi_attention(
+        _, flows = sfi_attention(
             q,
             k,
             values,
@@ -249,7 +251,7 @@ class SFiAttention(nn.Module):
             scale=self.scale * self._share(q),
             **self.strengths(ptr, x)._asdict(),
         )
-        return out[1]  # type: ignore[return-value]
+        return flows
 
     def _flow(
         self,
@@ -275,9 +277,7 @@ class SFiAttention(nn.Module):
             uses=(ptr, sizes),
         )
         options |= strengths._asdict()
-        out = sfi_attention(q, k, values, q_friction, k_friction, ptr, **options)
-        assert isinstance(out, Tensor)
-        return out
+        return sfi_attention(q, k, values, q_friction, k_friction, ptr, **options)
 
     @property
     def scale(self) -> float:

@@ -96,7 +96,8 @@ class SFiGPSConv(nn.Module):
         return norm(x, batch=batch) if self.norm_by_graph else norm(x)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.channels}, conv={self.conv}, heads={self.heads}, attn={self.attn.extra_repr()})"
+        attn = f"{type(self.attn).__name__}({self.attn.extra_repr()})"
+        return f"{type(self).__name__}({self.channels}, conv={self.conv}, attn={attn})"
 
 
 def _edges(edge_index: Adj) -> Tensor:
