@@ -46,10 +46,10 @@ class DataConfig:
     fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
     """Shares of train, validation and test in a random or scaffold split."""
     skip_bad: bool = False
-    """Report and leave out unreadable rows instead of stopping."""
+    """Leave out rows that cannot be read, and list them, instead of stopping."""
     standardize: bool | None = None
-    """Shift and scale float node and edge features by the training split's mean and standard deviation; null: those of
-    one's own graphs only."""
+    """Shift and scale float node and edge features by the training split's mean and standard deviation; null: yes
+    for files of your own, no for the benchmarks."""
     batch_size: int = 32
     """Graphs a training step, over all devices."""
 

@@ -62,7 +62,7 @@ class Operator:
 def refuse_tangents(name: str) -> NoReturn:
     raise NotImplementedError(
         f"{name} has no forward-mode derivative (torch.func.jvp, jacfwd, hessian, torch.autograd.forward_ad): use reverse "
-        "mode (torch.autograd.grad, torch.func.grad, vjp, jacrev)"
+        "mode (torch.autograd.grad, torch.func.grad, vjp, jacrev); for a Hessian jacrev twice, with return_flows=True"
     )
 
 

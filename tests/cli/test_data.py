@@ -60,9 +60,7 @@ def test_info_reads_a_file_as_training_is_told_to(sfi_data, tmp_path):
     assert "RDKit cannot read the SMILES 'oops'" in sfi_data("info", file, *options, code=2)
     text = sfi_data("info", file, *options, "--skip-bad")
     assert "train 3, val 3, test 3 graphs" in text
-    assert (
-        "\nlabels: column toxic\nsplit: as each graph says\nnot used: end\nskipped: 1 bad, the first" in text
-    )
+    assert "\nlabels: column toxic\nsplit: as the file says\nnot used: end\nskipped: 1 bad, the first" in text
 
 
 def test_fetch(sfi_data, tmp_path):

@@ -204,9 +204,7 @@ def test_a_split_may_have_no_links_but_that_for_training():
     assert [len(store.link["edge_label"]) for store in dataset.splits.values()] == [3, 0, 3]
     for i, graph in enumerate(graphs):
         graph.split = ["val", "train", "test"][i % 3]
-    with pytest.raises(
-        ValueError, match="no graph for training has a label; the split is as each graph says"
-    ):
+    with pytest.raises(ValueError, match="no graph for training has a label; the split is as the file says"):
         load_custom(graphs)
 
 

@@ -72,7 +72,10 @@ def info(
         typer.Option("--level", metavar="graph|node|link", help="What labels are of; found if not given."),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Report and leave out unreadable graphs instead of stopping.")
+        bool,
+        typer.Option(
+            "--skip-bad", help="Leave out graphs that cannot be read, and list them, instead of stopping."
+        ),
     ] = False,
     debug: Debug = False,
 ) -> None:

@@ -31,7 +31,7 @@ def predict(
         bool,
         typer.Option(
             "--skip-bad",
-            help="Report and leave out unreadable graphs, as the run may have, instead of stopping.",
+            help="Leave out graphs that cannot be read, and list them, instead of stopping.",
         ),
     ] = False,
     smiles_column: Annotated[

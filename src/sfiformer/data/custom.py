@@ -163,7 +163,7 @@ def _split(
         has_masks = task.level == "node" and any(record.masks for record in records)
         by = "column" if has_column else "masks" if has_masks else "random"
     if by == "column":
-        return split_by_column(records), "as each graph says"
+        return split_by_column(records), "as the file says"
     words = "/".join(f"{fraction:g}" for fraction in fractions)
     if by == "scaffold":
         return split_by_scaffold(records, smiles.scaffold, fractions), f"by Murcko scaffold, {words}"
