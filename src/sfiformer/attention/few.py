@@ -64,8 +64,7 @@ class Few(NamedTuple):
 
     def attend(self, inputs: Sequence[Tensor], out: Tensor, eta: Tensor, pivots: Tensor) -> frozenset[int]:
         """Put their attention, η and the mark `FEW` there; the numbers of those where that is done: no row needs a pivot."""
-        q, k, v, q_friction, k_friction = inputs
-        arrays = [_array(x) for x in (q, k, v * self.growth, q_friction, k_friction)]
+        arrays = [_array(x, self.growth if place == 2 else 1.0) for place, x in enumerate(inputs)]
         found = out if out.dtype == torch.float32 else torch.zeros_like(out, dtype=torch.float32)
         solved = np.empty(len(self.graphs), np.bool_)
         results = eta[..., 0].numpy(), found.numpy(), solved
@@ -94,7 +93,7 @@ class Few(NamedTuple):
             x if x.dtype == torch.float32 else torch.zeros_like(x, dtype=torch.float32) for x in of_inputs
         ]
         of_log_kappa = torch.empty(len(self.graphs))
-        arrays, grad = [_array(x) for x in inputs], _array(grad_out * self.growth)
+        arrays, grad = [_array(x) for x in inputs], _array(grad_out, self.growth)
         found = [x.numpy() for x in (*exact, of_log_kappa)]
         self._loop(
             cpu.compiled().attend_backward,
@@ -123,5 +122,6 @@ class Few(NamedTuple):
         cpu.in_shares(loop, [0, *between.tolist(), len(scores)], arguments)
 
 
-def _array(x: Tensor) -> np.ndarray:
-    return x.to(torch.float32).contiguous().numpy()
+def _array(x: Tensor, factor: float = 1.0) -> np.ndarray:
+    exact = x.to(torch.float32).contiguous()
+    return (exact if factor == 1 else exact * factor).numpy()
