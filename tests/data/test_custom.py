@@ -343,3 +343,17 @@ def test_a_split_without_labels_is_said(tmp_path):
     lines += [{"x": [[1.0]], "edges": [], "split": "val"}]
     (tmp_path / "g.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert "val has no label" in load_custom(tmp_path / "g.jsonl").describe().splitlines()
+
+
+def test_molecules_that_training_has_seen_are_said(tmp_path):
+    pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
+    file = tmp_path / "m.csv"
+    rows = [
+        f"{'C' * (1 + i % 10)},{i / 10},{part}\n"
+        for i, part in enumerate(["train"] * 10 + ["val", "test"] * 5)
+    ]
+    file.write_text("smiles,y,split\n" + "".join(rows))
+    said = "10 graphs of val and test have the SMILES of a graph of train: scores on them say little"
+    assert load_custom(file).notes[-1].startswith(said)
+    file.write_text("smiles,y\n" + "".join(f"{'C' * (1 + i)},{i / 10}\n" for i in range(20)))
+    assert not any("SMILES" in note for note in load_custom(file).notes)

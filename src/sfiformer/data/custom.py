@@ -125,7 +125,7 @@ def load_custom(
             if members
         },
         bad=bad or [],
-        notes=_notes(records, task, how, stores),
+        notes=(*_notes(records, task, how, stores), *_seen_before(records, chosen)),
     )
 
 
@@ -259,6 +259,18 @@ def _notes(records: list[Record], task: Task, how: str, stores: Mapping[str, Gra
     if unused:
         notes.append(f"not used: {', '.join(unused)}")
     return tuple(notes)
+
+
+def _seen_before(records: list[Record], chosen: Split) -> list[str]:
+    """A line that says how many molecules to measure by are those of training."""
+    trained = {records[i].smiles for i in chosen["train"]} - {None}
+    again = sum(records[i].smiles in trained for part in ("val", "test") for i in chosen.get(part, ()))
+    if not again:
+        return []
+    return [
+        f"{again} graphs of val and test have the SMILES of a graph of train: scores on them say little "
+        "(--data.split scaffold keeps equal molecules together)"
+    ]
 
 
 def _absent(stores: Mapping[str, GraphStore], task: Task) -> list[str]:
