@@ -155,6 +155,7 @@ def test_mae_in_units():
     plain, scaled = metrics.MAE(), metrics.MAE(scale=(10.0, 100.0))
     assert in_batches(plain, outputs, target, size=1) == pytest.approx((0.5 + 0 + 2) / 3)
     assert in_batches(scaled, outputs, target, size=1) == pytest.approx((5 + 0 + 200) / 3)
+    assert scaled.by_target() == pytest.approx([2.5, 200])
 
 
 def test_an_output_that_is_no_number_is_no_small_error():

@@ -62,6 +62,14 @@ def test_labels_are_read_by_the_names_of_their_columns(trained, tmp_path, column
     assert evaluate(run, data=table(tmp_path / "more.csv", more), device="cpu") == scores
 
 
+def test_several_targets_have_an_error_each(trained):
+    run = trained(NUMBERS)
+    scores = evaluate(run, device="cpu")
+    assert list(scores) == ["mae", "mae:logP", "mae:mass"]
+    assert scores["mae"] == pytest.approx((scores["mae:logP"] + scores["mae:mass"]) / 2)
+    assert scores["mae"] == pytest.approx(RunFolder(run).result()["test"])
+
+
 def test_labels_of_a_table_that_has_none_of_them_or_not_all(trained, tmp_path):
     run = trained(NUMBERS)
     some = table(tmp_path / "some.csv", {"smiles": MOLECULES, "mass": range(20)})

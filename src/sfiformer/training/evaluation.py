@@ -24,6 +24,7 @@ from sfiformer.errors import UserError
 from sfiformer.nn.model import SFiFormer
 from sfiformer.training.examples import update
 from sfiformer.training.inference import load_checkpoint, model_inputs, pick_device
+from sfiformer.training.metrics import MAE
 from sfiformer.training.mrr import link_mrrs
 from sfiformer.training.preparation import encoding_cache, objective
 from sfiformer.training.replay import Replay
@@ -85,7 +86,7 @@ def evaluate(
     batch_size: int | None = None,
     device: str = "auto",
 ) -> dict[str, float]:
-    """The metrics of a run's checkpoint, by name.
+    """The metrics of a run's checkpoint, by name; of several named targets to regress, the error of each, too.
 
     Args:
         run: the run's folder.
@@ -124,6 +125,9 @@ def evaluate(
     if undefined := [name for name, value in scores.items() if math.isnan(value)]:
         why = "there are no true links" if task.kind == "ranking" else "the labels are of one class"
         warnings.warn(f"{', '.join(undefined)}: not defined, {why}", stacklevel=2)
+    if isinstance(metric, MAE) and task.target_names is not None and task.outputs > 1:
+        names = [f"{metric.name}:{name}" for name in task.target_names]
+        scores |= dict(zip(names, metric.by_target(), strict=True))
     return scores
 
 

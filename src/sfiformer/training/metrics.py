@@ -125,7 +125,7 @@ def roc_auc(targets: int = 1) -> RankingMetric:
 
 
 class MAE(Metric):
-    """Mean absolute error over the targets present; `scale` [T] is what a unit of each output is worth."""
+    """Mean absolute error over the targets present; `scale` [T] is what a unit of each of T outputs is worth."""
 
     higher_is_better = False
     full_state_update = False
@@ -133,23 +133,26 @@ class MAE(Metric):
     total: Tensor
     count: Tensor
 
-    def __init__(self, scale: Sequence[float] | None = None) -> None:
+    def __init__(self, scale: Sequence[float] = (1.0,)) -> None:
         super().__init__()
         self.scale = scale
-        self.add_state("total", default=torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
+        self.add_state("total", default=torch.zeros(len(scale), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", default=torch.zeros(len(scale), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, outputs: Tensor, target: Tensor) -> None:
         target = target.reshape(outputs.shape)
         present = present_labels(target)
         error = torch.where(present, (outputs.detach().double() - target.double()).abs(), 0)
-        if self.scale is not None:
-            error = error.reshape(-1, len(self.scale)) * error.new_tensor(self.scale)
-        self.total += error.sum()
-        self.count += present.sum()
+        targets = len(self.scale)
+        self.total += error.reshape(-1, targets).sum(0) * error.new_tensor(self.scale)
+        self.count += present.reshape(-1, targets).sum(0)
 
     def compute(self) -> float:
-        return float(self.total / self.count)
+        return float(self.total.sum() / self.count.sum())
+
+    def by_target(self) -> list[float]:
+        """Of each target alone; NaN where it is nowhere present."""
+        return (self.total / self.count).tolist()
 
 
 def _joined(parts: list[Tensor] | Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def _loss(task: Task, name: str) -> Loss:
 
 def _metric(task: Task, name: str) -> Metric:
     if name == "mae":
-        return metrics.MAE(task.target_std)
+        return metrics.MAE(task.target_std or [1.0] * task.outputs)
     if task.kind == "ranking":
         return LinkMRR(VARIANTS[METRICS["ranking"].index(name)])
     if name in ("ap", "roc_auc"):
