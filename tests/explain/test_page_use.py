@@ -20,6 +20,13 @@ def test_a_click_asks_another_node(opened, ring):
         assert page.locator(".node.query").count() == 1
 
 
+def test_the_page_begins_with_the_layer_and_head_that_were_asked_for(opened, ring):
+    page = opened(ring, layer=2, head=1)
+    assert page.evaluate("() => [sfi.state.layer, sfi.state.head]") == [1, 0]
+    page = opened(ring)
+    assert page.evaluate("() => [sfi.state.layer, sfi.state.head]") == [0, -1]
+
+
 def test_the_keyboard_is_enough(opened, ring):
     page = opened(ring)
     reached = []

@@ -47,10 +47,10 @@ def explain_graph(
     _require_matplotlib()
     folder = _folder(run, out)
     seen = record_run(run, graph, split, checkpoint, data)
-    if say is not None:
-        say(f"{seen.title}: {seen.num_nodes} nodes")
     layers = [_chosen("layer", layer, len(seen.layers))] if layer is not None else range(len(seen.layers))
     heads = [_chosen("head", head, seen.layers[0].heads)] if head is not None else None
+    if say is not None:
+        say(f"{seen.title}: {seen.num_nodes} nodes")
     stem = folder / re.sub(r"[^\w.-]+", "-", seen.name).strip("-")  # test[3]: test-3
     written = []
     for number in layers:
@@ -60,7 +60,7 @@ def explain_graph(
         figure = draw_iterations(seen, layers[-1], heads)
         written += figures.save(figure, stem.with_name(f"{stem.name}-iterations-layer{layers[-1] + 1}"))
     if page:
-        written.append(_write_page(seen, stem.with_name(f"{stem.name}.html")))
+        written.append(_write_page(seen, stem.with_name(f"{stem.name}.html"), layer, head))
     return written
 
 
@@ -129,7 +129,7 @@ def _folder(run: str | Path, out: str | Path | None) -> Path:
     return folder
 
 
-def _write_page(record: GraphRecord, path: Path) -> Path:
+def _write_page(record: GraphRecord, path: Path, layer: int | None, head: int | None) -> Path:
     from sfiformer.explain.page import write_page
 
-    return write_page(record, path)
+    return write_page(record, path, layer=layer, head=head)

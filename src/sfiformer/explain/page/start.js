@@ -17,7 +17,7 @@ for (const cells of record.said.graph ?? []) {
 }
 
 state.query = view.middle();
-visit(location.hash);
+visit(location.hash || record.view);
 render();
 window.addEventListener("hashchange", () => {
   visit(location.hash);

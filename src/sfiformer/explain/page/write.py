@@ -34,7 +34,14 @@ _SCRIPTS = (
 )
 
 
-def write_page(record: GraphRecord, path: Path, *, title: str | None = None) -> Path:
+def write_page(
+    record: GraphRecord,
+    path: Path,
+    *,
+    title: str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+) -> Path:
     """Write the flows of a graph as one HTML file that works offline, and return its path.
 
     The file holds queries and keys, not maps: the page computes the scores of a query when it is asked for, and solves for
@@ -44,6 +51,7 @@ def write_page(record: GraphRecord, path: Path, *, title: str | None = None) -> 
         record: of one graph.
         path: of the file; what is there is replaced.
         title: in place of the record's own.
+        layer, head: shown at first, from 1; None for the first layer, and for the mean over the heads.
 
     Raises:
         ValueError: where a query or key is not finite.
@@ -60,7 +68,7 @@ def write_page(record: GraphRecord, path: Path, *, title: str | None = None) -> 
         title=html.escape(title or record.title),
         style=style,
         script=script,
-        record=_embedded(_content(record)),
+        record=_embedded(_content(record) | {"view": f"#layer={layer or 1}&head={head or 'mean'}"}),
         layers="\n".join(layers),
     )
     with whole_file(Path(path)) as file:
