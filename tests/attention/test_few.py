@@ -128,3 +128,36 @@ def test_nodes_of_no_graph_have_nothing():
     of_inputs = torch.autograd.grad(out.sum(), inputs[:5])
     assert not any(bool(x[4:].any()) for x in (out, *of_inputs))
     assert bool(out[:4].any())
+
+
+def test_lam_is_left_as_it_is():
+    inputs, lam = packed((3, 5, 4), dtype=torch.float32), torch.full((3,), 0.3)
+    q = inputs.q.clone().requires_grad_()
+    for one in (lam, torch.tensor(0.3), torch.zeros(3, requires_grad=True).exp()):
+        version = one._version
+        again = attend(inputs._replace(q=attend(inputs._replace(q=q), lam=one)), lam=one)
+        again.sum().backward()
+        assert one._version == version
+    beyond = torch.tensor([math.inf, 0.3, 0.3])
+    attend(inputs, lam=beyond, check=False)
+    assert beyond[0] == math.inf
+
+
+@pytest.mark.parametrize("ptr", [[0, 4, 8, 12, 30], [-4, 3, 8, 12]])
+def test_offsets_that_nobody_looked_at_reach_no_other_memory(ptr):
+    inputs = packed((12,), dtype=torch.float32)
+    with pytest.raises(IndexError):
+        attend(inputs._replace(ptr=torch.tensor(ptr)), lam=0.4, scaling="potential", check=False)
+
+
+def test_many_graphs_of_one_size_and_few_among_large_ones_are_left_to_the_spans(calls):
+    for sizes, width, expected in (
+        ((30,) * 64 + (7,) * 60, 8, list(range(64, 124))),
+        ((30,) * 64 + (7,) * 60, 32, list(range(124))),
+        ((3, 300), 8, None),
+        ((3, 20), 8, [0, 1]),
+    ):
+        calls.clear()
+        inputs = packed(sizes, width=width, dtype=torch.float32)
+        results(inputs, torch.full((len(sizes),), 0.2), scaling="potential")
+        assert calls == ([] if expected is None else [expected]), sizes

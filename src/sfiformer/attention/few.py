@@ -15,6 +15,8 @@ from sfiformer.attention.dropout import kept_entries
 from sfiformer.flow.rows import GENTLE
 
 MOST = 32  # nodes of such a graph; beyond, PyTorch's products are worth their calls
+# And, where heads are narrower than this, so are so many scores of graphs of one size, from half as many nodes on.
+NARROW, ALIKE = 32, 1 << 16
 FEW = GENTLE - 2  # in place of pivots, in rows that were solved here
 
 
@@ -47,14 +49,18 @@ class Few(NamedTuple):
             torch.empty(0, 0, 0, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
         ):
             return None
-        sizes, limits = ptr.diff(), torch.finfo(torch.float32)
-        strengths = lam.to(torch.float32).clamp_(max=limits.max)
-        # (At λ = 0 its derivative is another.)
-        graphs = ((sizes > 0) & (sizes <= MOST) & (strengths > 0)).nonzero().squeeze(-1)
-        if not len(graphs):
-            return None
+        sizes, heads, limits = ptr.diff(), q.shape[1], torch.finfo(torch.float32)
+        strengths = lam.to(torch.float32).clamp(max=limits.max)
+        # (At λ = 0 its derivative is another. Nobody need have looked at the offsets.)
+        here = (sizes > 0) & (sizes <= MOST) & (strengths > 0) & (ptr[:-1] >= 0) & (ptr[1:] <= len(q))
+        if q.shape[2] < NARROW:  # many of one size are worth PyTorch's calls before others are
+            alike = sizes.where(here, 0).bincount()[sizes.where(here, 0)] * heads * sizes.square()
+            here &= (sizes < MOST // 2) | (alike < ALIKE)
+        graphs = here.nonzero().squeeze(-1)
         sizes, strengths = sizes[graphs], strengths[graphs]
-        flows = q.shape[1] * sizes.square()
+        if 8 * int(sizes.sum()) <= len(q):  # the others would pay for copies of all
+            return None
+        flows = heads * sizes.square()
         ends = flows.cumsum(0)
         keep = kept_entries(int(ends[-1]), dropout_p, seed - 1) if dropout_p else np.empty(0, np.bool_)
         alpha = math.inf if alpha > limits.max else max(alpha, limits.tiny)
