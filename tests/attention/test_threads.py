@@ -201,6 +201,7 @@ import random, signal, threading, time
 import torch
 from sfiformer import sfi_attention
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run in the background, where it is ignored
 torch.set_num_threads(2)
 sizes = torch.arange(10, 60)
 ptr = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
