@@ -182,3 +182,22 @@ def test_model():
     torch.testing.assert_close(tuple(grad(loss)(parameters).values()), expected)
     with pytest.raises(NotImplementedError, match="forward-mode"):
         jvp(loss, (parameters,), (parameters,))
+
+
+def test_kernels_are_launched_on_the_device_of_the_tensors(monkeypatch):
+    devices, known = [], torch.cuda.device_of
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: devices.append(x) or known(x))
+    values = torch.ones(3)
+    segment_sum(values, torch.tensor([0, 3]), torch.zeros(3, dtype=torch.int64))
+    assert [x.shape for x in devices] == [values.shape]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_layer_runs_on_a_gpu_that_is_not_the_current_one():
+    layer = SFiAttention(16, 2)
+    x, edges, ptr = torch.randn(5, 16), torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 5])
+    expected = layer(x, edges, ptr)
+    with torch.cuda.device(0):
+        got = layer.to("cuda:1")(x.to("cuda:1"), edges.to("cuda:1"), ptr.to("cuda:1"))
+        got.sum().backward()
+    torch.testing.assert_close(got.cpu(), expected, rtol=1e-3, atol=1e-4)

@@ -6,15 +6,28 @@ Those of `torch.library` alone would take a tangent of forward mode for 0 withou
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 
 def transformed() -> bool:
     """Whether a transform of `torch.func` is at work, or a level of forward mode is open."""
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def on_its_device(body: Callable[..., Any]) -> Callable[..., Any]:
+    """The body of an operator, with the device of its first tensor as the current one: kernels are launched there."""
+
+    @wraps(body)
+    def guarded(*inputs: Any) -> Any:
+        with torch.cuda.device_of(next(x for x in inputs if isinstance(x, Tensor))):
+            return body(*inputs)
+
+    return guarded
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
@@ -31,7 +44,7 @@ class Operator:
 
     def __init__(self, name: str, body: Callable[..., Any]) -> None:
         self.name = name
-        self.plain = torch.library.custom_op(name, body, mutates_args=())
+        self.plain = torch.library.custom_op(name, on_its_device(body), mutates_args=())
         self.register_fake = self.plain.register_fake
         self.register_autograd(self._refuse_second, setup_context=_keep_nothing)
 

@@ -46,6 +46,18 @@ def test_flows_and_derivatives_are_those_of_the_plain_iteration(iterations, star
     assert torch.equal(got[0] == 0, expected[0] == 0)
 
 
+def test_a_learnt_penalty_has_the_derivative_of_the_plain_iteration():
+    s, u, lam, mask = _problem()
+
+    def learnt(solver):
+        alpha = torch.tensor(0.1, dtype=s.dtype, device=DEVICE, requires_grad=True)
+        z = flows_from_scores(s, u, lam=lam, alpha=alpha, mask=mask, solver=solver)
+        return torch.autograd.grad(z.square().sum(), alpha)[0]
+
+    assert learnt(Proximal(5)) != 0
+    torch.testing.assert_close(learnt(FusedProximal(5)), learnt(Proximal(5)))
+
+
 @pytest.mark.parametrize("iterations", [1, 4, 5])
 def test_without_a_derivative_only_two_steps_are_kept(iterations, monkeypatch):
     from sfiformer.attention.kernels import iteration as kernels

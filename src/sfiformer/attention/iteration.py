@@ -28,7 +28,7 @@ def fused_iteration(solver: Solver, like: Tensor) -> Solver:
 
 @dataclass(frozen=True)
 class FusedProximal(Proximal):
-    """`Proximal` by kernels. All steps are done."""
+    """`Proximal` by kernels. All steps are done; to learn α they are plain."""
 
     def __call__(
         self, resistance: Tensor, friction: Tensor, lam: Tensor, alpha: Tensor, mask: Tensor
@@ -36,7 +36,8 @@ class FusedProximal(Proximal):
         from sfiformer.attention.kernels.iteration import MAX_SIZE
 
         shape, size = resistance.shape, resistance.shape[-1]
-        if not self.iterations or size > MAX_SIZE:
+        learnt = alpha.requires_grad and torch.is_grad_enabled()
+        if not self.iterations or size > MAX_SIZE or learnt:
             return super().__call__(resistance, friction, lam, alpha, mask)
         threshold = torch.where(mask, lam * friction, math.inf)
         start = self.first(resistance, mask)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sfiformer.operators import transformed
 
-HAS_TRITON = find_spec("triton") is not None
+# (AMD's knows no bound on registers.)
+HAS_TRITON = find_spec("triton") is not None and torch.version.hip is None
 MAX_WIDTH = 256  # of a head
 MAX_DIM = 1024  # of a row of the layer's output that stays on chip
 MAX_NODES = 1024  # of a graph whose rows stay on chip (the end of a bucket); larger ones are streamed
@@ -19,7 +20,7 @@ SHARED_MEMORY = 165_888  # bytes that the largest tiles of attention take
 
 
 def usable(x: Tensor) -> bool:
-    """Whether kernels that work in float32 serve this tensor: on a GPU, with Triton, in a dtype no wider.
+    """Whether kernels that work in float32 serve this tensor: on a GPU of NVIDIA's, with Triton, in a dtype no wider.
 
     Under transforms they do not: of plain PyTorch there are fewer operators that transforms must be told how to follow.
     """

@@ -10,6 +10,7 @@ from torch import Tensor
 from sfiformer.branches import ahead
 from sfiformer.nn.kernels.batch_norm_device import apply_kernel, gradient_kernel, moments_kernel, sums_kernel
 from sfiformer.nn.kernels.row_tiles import drop_numbers
+from sfiformer.operators import on_its_device
 
 SUB, COLS = 16, 32  # a tile is 8 · SUB rows of COLS channels
 PARTS = 128  # pieces of a sum over rows
@@ -104,6 +105,7 @@ def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("sfiformer::batch_norm", mutates_args=("running_mean", "running_var", "batches"))
+@on_its_device
 def batch_norm(
     x: Tensor,
     update: Tensor | None,
@@ -139,6 +141,7 @@ def batch_norm(
 
 
 @torch.library.custom_op("sfiformer::batch_norm_backward", mutates_args=())
+@on_its_device
 def batch_norm_backward(
     grad_out: Tensor,
     x: Tensor,
