@@ -1,4 +1,4 @@
-"""Packed batches of the paper's shapes, and the attentions to compare on them."""
+"""Packed batches of the paper's shapes and of small molecules, and the attentions to compare on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SDPA, PADDED, FLASH = "SDPA", "SDPA, padded", "SDPA, flash"
 
 @dataclass(frozen=True)
 class Shape:
-    """A batch of the paper: sizes of graphs from a beta distribution with this mean between these bounds."""
+    """A batch: sizes of graphs from a beta distribution with this mean between these bounds."""
 
     graphs: int
     on_cpu: int  # graphs where a CPU is to end in minutes
@@ -49,6 +49,7 @@ SHAPES = {
     "peptides": Shape(32, 16, (8, 150, 444), 5, 4, 235),
     "mnist": Shape(256, 64, (40, 71, 75), 20, 4, 40),
     "cluster": Shape(16, 16, (41, 117, 190), 11, 8, 32),
+    "molecules": Shape(32, 32, (4, 23, 38), 12, 4, 64),
 }
 
 

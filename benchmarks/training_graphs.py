@@ -1,4 +1,4 @@
-"""Generated graphs of the paper's shapes, with all that the paper's presets ask of them."""
+"""Generated graphs of the paper's shapes and of small molecules, with all that their presets ask of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ PRESETS = {
     "peptides": "peptides-func-paper",
     "mnist": "mnist-paper",
     "cluster": "cluster-paper",
+    "molecules": "custom",
 }
+# One number for each molecule; what the preset leaves open follows from that.
+MOLECULES = Task("graph", "regression", 1)
+OPEN = {"node_encoder": "atom", "edge_encoder": "bond", "head": "graph", "outputs": 1}
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,9 @@ class Problem:
     def of(cls, shape: str, batches: int, precision: str, device: torch.device) -> Problem:
         """As many graphs as make so many batches of the preset's size, from a fixed seed."""
         trainer = {"precision": precision, "accelerator": "gpu" if device.type == "cuda" else "cpu"}
+        of_model = {f"model.{key}": value for key, value in OPEN.items()} if shape == "molecules" else {}
         config = ExperimentConfig.from_preset(
-            PRESETS[shape], {f"trainer.{key}": value for key, value in trainer.items()}
+            PRESETS[shape], of_model | {f"trainer.{key}": value for key, value in trainer.items()}
         )
         graphs = batches * config.data.batch_size
         rng = np.random.default_rng(0)
@@ -51,9 +56,10 @@ class Problem:
             store = cluster((graphs, 1, 1))["train"]
         else:
             sizes = np.array(SHAPES[shape].sizes(graphs))
-            store = {"voc": _superpixels, "peptides": _molecules, "mnist": _digits}[shape](rng, sizes)
-        defaults = ExperimentConfig.from_preset(PRESETS[shape].removesuffix("-paper"), {}).model
-        return cls(config, defaults, DATASETS[config.data.name][0], _encoded(rng, store, config))
+            store = MAKERS[shape](rng, sizes)
+        defaults = ExperimentConfig.from_preset(PRESETS[shape].removesuffix("-paper"), of_model).model
+        task = MOLECULES if shape == "molecules" else DATASETS[config.data.name][0]
+        return cls(config, defaults, task, _encoded(rng, store, config))
 
 
 def _encoded(rng: np.random.Generator, store: GraphStore, config: ExperimentConfig) -> GraphStore:
@@ -85,8 +91,17 @@ def _superpixels(rng: np.random.Generator, sizes: np.ndarray) -> GraphStore:
     )
 
 
-def _molecules(rng: np.random.Generator, sizes: np.ndarray) -> GraphStore:
-    """Long molecules, as in Peptides-func: trees whose atoms hang on one of the three before, and a few rings of six."""
+def _peptides(rng: np.random.Generator, sizes: np.ndarray) -> GraphStore:
+    """Long molecules, each to be told ten properties of."""
+    return _molecules(rng, sizes, torch.from_numpy(rng.integers(0, 2, (len(sizes), 10)).astype(np.float32)))
+
+
+def _small_molecules(rng: np.random.Generator, sizes: np.ndarray) -> GraphStore:
+    return _molecules(rng, sizes, _normal(rng, len(sizes), 1))
+
+
+def _molecules(rng: np.random.Generator, sizes: np.ndarray, y: Tensor) -> GraphStore:
+    """Trees whose atoms hang on one of the three before, and a few rings of six; with these targets."""
     edges = []
     for size in sizes:
         atom = np.arange(1, size)
@@ -101,7 +116,7 @@ def _molecules(rng: np.random.Generator, sizes: np.ndarray) -> GraphStore:
         edges,
         node={"x": torch.from_numpy(rng.integers(0, ATOM_VOCABULARY, (nodes, len(ATOM_VOCABULARY))))},
         edge={"edge_attr": torch.from_numpy(rng.integers(0, BOND_VOCABULARY, (count, len(BOND_VOCABULARY))))},
-        graph={"y": torch.from_numpy(rng.integers(0, 2, (len(sizes), 10)).astype(np.float32))},
+        graph={"y": y},
     )
 
 
@@ -114,6 +129,9 @@ def _digits(rng: np.random.Generator, sizes: np.ndarray) -> GraphStore:
     ]
     x = np.concatenate([rng.random((len(points), 1)), points], axis=1).astype(np.float32)
     return build(ptr, x, np.concatenate(neighbours), rng.integers(0, 10, len(sizes)))
+
+
+MAKERS = {"voc": _superpixels, "peptides": _peptides, "mnist": _digits, "molecules": _small_molecules}
 
 
 def _store(sizes: np.ndarray, edges: list[np.ndarray], **fields: dict[str, Tensor]) -> GraphStore:
