@@ -166,12 +166,12 @@ def make_optimizer(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device = trained[0].device
     # On a GPU kernels that a CUDA graph can hold, with the learning rate on the device.
-    fused, lr = device.type == "cuda", config.optim.lr
+    captured, lr = device.type == "cuda", config.optim.lr
     settings: dict[str, Any] = {
-        "lr": torch.tensor(lr, dtype=torch.float32, device=device) if fused else lr,
+        "lr": torch.tensor(lr, dtype=torch.float32, device=device) if captured else lr,
         "weight_decay": config.optim.weight_decay,
-        "fused": fused,
-        "capturable": fused,
+        "fused": True,
+        "capturable": captured,
     }
     kind = ClippedAdamW if served(trained) else torch.optim.AdamW
     optimizer = kind(trained, **settings)
