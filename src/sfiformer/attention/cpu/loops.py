@@ -206,28 +206,52 @@ def soften_gradients(s, keep, g, first, last):
 
 @jitted
 def dots(a, b, start, head, scale, out):
-    """out_ij = scale · a_i·b_j for the nodes i, j of the graph that starts there."""
+    """out_ij = scale · a_i·b_j for the nodes i, j of the graph that starts there; four at a time, of which the last may be twice
+    the same."""
     n, width = len(out), a.shape[2]
-    for i in range(n):
-        for j in range(n):
-            total = F(0.0)
+    for i in range(0, n, 2):
+        first, second = start + i, start + min(i + 1, n - 1)
+        for j in range(0, n, 2):
+            third, fourth = start + j, start + min(j + 1, n - 1)
+            here, right, below, across = F(0.0), F(0.0), F(0.0), F(0.0)
             for d in range(width):
-                total += a[start + i, head, d] * b[start + j, head, d]
-            out[i, j] = total * scale
+                x, y = a[first, head, d], a[second, head, d]
+                v, w = b[third, head, d], b[fourth, head, d]
+                here += x * v
+                right += x * w
+                below += y * v
+                across += y * w
+            out[second - start, fourth - start] = across * scale
+            out[second - start, j] = below * scale
+            out[i, fourth - start] = right * scale
+            out[i, j] = here * scale
 
 
 @jitted
 def mixed(z, v, start, head, scale, out):
-    """out_i = scale · Σ_j z_ij v_j."""
+    """out_i = scale · Σ_j z_ij v_j; two nodes i and four j at a time, of which the last i may be twice the same."""
     n, width = len(z), v.shape[2]
-    for i in range(n):
+    here, below = np.empty(width, np.float32), np.empty(width, np.float32)
+    for i in range(0, n, 2):
+        other = min(i + 1, n - 1)
         for d in range(width):
-            out[start + i, head, d] = F(0.0)
-        for j in range(n):
-            share = scale * z[i, j]
-            if share != F(0.0):
-                for d in range(width):
-                    out[start + i, head, d] += share * v[start + j, head, d]
+            here[d] = below[d] = F(0.0)
+        for j in range(0, n - 3, 4):
+            a, b, c, e = z[i, j], z[i, j + 1], z[i, j + 2], z[i, j + 3]
+            p, q, r, s = z[other, j], z[other, j + 1], z[other, j + 2], z[other, j + 3]
+            for d in range(width):
+                v0, v1 = v[start + j, head, d], v[start + j + 1, head, d]
+                v2, v3 = v[start + j + 2, head, d], v[start + j + 3, head, d]
+                here[d] += a * v0 + b * v1 + c * v2 + e * v3
+                below[d] += p * v0 + q * v1 + r * v2 + s * v3
+        for j in range(n // 4 * 4, n):
+            a, p = z[i, j], z[other, j]
+            for d in range(width):
+                here[d] += a * v[start + j, head, d]
+                below[d] += p * v[start + j, head, d]
+        for d in range(width):
+            out[start + other, head, d] = scale * below[d]
+            out[start + i, head, d] = scale * here[d]
 
 
 @jitted
