@@ -66,8 +66,10 @@ def train(
     if dry_run:
         _describe(config)
         return
+    from sfiformer.memory import keep_freed_memory
     from sfiformer.training import train as run_training
 
+    keep_freed_memory()
     run_training(config, out or Path("runs") / Path(preset).stem, resume=resume, init_from=init_from)
 
 
