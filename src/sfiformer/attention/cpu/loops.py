@@ -206,8 +206,7 @@ def soften_gradients(s, keep, g, first, last):
 
 @jitted
 def dots(a, b, start, head, scale, out):
-    """out_ij = scale · a_i·b_j for the nodes i, j of the graph that starts there; four at a time, of which the last may be twice
-    the same."""
+    """out_ij = scale · a_i·b_j for the nodes i, j of the graph that starts there, two by two; a last one alone counts twice."""
     n, width = len(out), a.shape[2]
     for i in range(0, n, 2):
         first, second = start + i, start + min(i + 1, n - 1)
@@ -229,7 +228,7 @@ def dots(a, b, start, head, scale, out):
 
 @jitted
 def mixed(z, v, start, head, scale, out):
-    """out_i = scale · Σ_j z_ij v_j; two nodes i and four j at a time, of which the last i may be twice the same."""
+    """out_i = scale · Σ_j z_ij v_j, two nodes i and four j at a time; a last i alone counts twice."""
     n, width = len(z), v.shape[2]
     here, below = np.empty(width, np.float32), np.empty(width, np.float32)
     for i in range(0, n, 2):
