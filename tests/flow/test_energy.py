@@ -230,3 +230,32 @@ def test_bad_alpha_and_no_link():
         Quadratic(torch.ones(3)).solve(alpha=0.0)
     with pytest.raises(ValueError, match="n = 0"):
         Quadratic(torch.ones(3, 0)).solve()
+
+
+@pytest.mark.parametrize("lam", [1e3, 1e7])
+def test_large_frictions_have_their_flows_in_float32(lam):
+    s, u = _scores(4, 9).float(), _scores(4, 9, seed=1).float()
+    r, f = (-s).softmax(-1), u.softmax(-1)
+    z = QuadraticL1(r, f, lam).solve()
+    torch.testing.assert_close(z, solve_flows(r, f, lam=lam), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "energy", [Tsallis(_scores(4, 9).float(), 8.0), Tsallis(_scores(4, 9).float() + 1e4, 1.5)]
+)
+def test_steep_energies_carry_one_unit_in_float32(energy):
+    torch.testing.assert_close(energy.solve().sum(-1), torch.ones(4), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0])
+def test_resistances_are_positive(bad):
+    r = torch.tensor([[1.0, bad, 2.0]])
+    for make in (Quadratic, lambda r: QuadraticL1(r, r), lambda r: Capacitated(r, 1.0)):
+        with pytest.raises(ValueError, match=r"resistance must be positive.*index \[0, 1\]"):
+            make(r)
+
+
+@pytest.mark.parametrize("order", [1.0, 0.5])
+def test_the_order_of_tsallis_is_greater_than_one(order):
+    with pytest.raises(ValueError, match="order must be greater than 1"):
+        Tsallis(torch.zeros(3), order)

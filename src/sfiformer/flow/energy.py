@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from sfiformer.flow import checks
+from sfiformer.operators import transformed
 
 
 class Energy(ABC):
@@ -28,7 +29,11 @@ class Energy(ABC):
 
     @abstractmethod
     def flow(self, mu: Tensor) -> Tensor:
-        """Inverse marginal cost: [..., 1] potentials → [..., n] flows, non-decreasing in μ, differentiable in parameters."""
+        """Inverse marginal cost: [..., 1] potentials → [..., n] flows, non-decreasing in μ, differentiable in parameters.
+
+        The potentials are in float64, whatever the parameters are: where frictions are large, a small change of μ is
+        a large one of flows.
+        """
 
     def solve(self, alpha: float | Tensor = math.inf) -> Tensor:
         """The flows of least energy, [..., n]: with Σ z = 1, or for a finite ``alpha`` with (α/2)(Σ z − 1)² added."""
@@ -40,6 +45,9 @@ class Quadratic(Energy):
     """½ Σ r_j z_j²: z_j ∝ 1/r_j. With r = softmax(−s) this is standard attention, softmax(s)."""
 
     resistance: Tensor
+
+    def __post_init__(self) -> None:
+        _require_resistance(self.resistance)
 
     def flow(self, mu: Tensor) -> Tensor:
         return mu / self.resistance
@@ -53,6 +61,9 @@ class QuadraticL1(Energy):
     friction: Tensor
     lam: float | Tensor = 1.0
 
+    def __post_init__(self) -> None:
+        _require_resistance(self.resistance)
+
     def flow(self, mu: Tensor) -> Tensor:
         return (mu - self.lam * self.friction).relu() / self.resistance
 
@@ -63,6 +74,9 @@ class Capacitated(Energy):
 
     resistance: Tensor
     capacity: float | Tensor
+
+    def __post_init__(self) -> None:
+        _require_resistance(self.resistance)
 
     def flow(self, mu: Tensor) -> Tensor:
         free = (mu / self.resistance).relu()
@@ -79,6 +93,10 @@ class Tsallis(Energy):
     scores: Tensor
     order: float = 1.5
 
+    def __post_init__(self) -> None:
+        if not self.order > 1:
+            raise ValueError(f"order must be greater than 1 (softmax is Quadratic), got {self.order}")
+
     def flow(self, mu: Tensor) -> Tensor:
         base = ((self.order - 1) * (mu + self.scores)).relu()
         return base if self.order == 2 else base ** (1 / (self.order - 1))
@@ -91,8 +109,9 @@ def solve_energy(energy: Energy, alpha: float | Tensor = math.inf) -> Tensor:
     checks.require_alpha(alpha, check=not isinstance(alpha, Tensor) or alpha.device.type == "cpu")
     with torch.no_grad():
         mu = _root(energy, alpha)
+    dtype = _placement(energy)["dtype"]
     if torch.is_inference_mode_enabled():
-        return energy.flow(mu)
+        return energy.flow(mu).to(dtype)
     with torch.enable_grad():
         probe = mu.detach().requires_grad_()
         slope = torch.autograd.grad(_excess(energy, probe, alpha).sum(), probe)[0]
@@ -101,7 +120,7 @@ def solve_energy(energy: Energy, alpha: float | Tensor = math.inf) -> Tensor:
     for _ in range(2):
         excess = _excess(energy, mu, alpha)
         mu = mu - torch.where(slope > 0, excess / slope.clamp(min=torch.finfo(slope.dtype).tiny), 0)
-    return energy.flow(mu)
+    return energy.flow(mu).to(dtype)
 
 
 def _excess(energy: Energy, mu: Tensor, alpha: float | Tensor) -> Tensor:
@@ -112,7 +131,7 @@ def _excess(energy: Energy, mu: Tensor, alpha: float | Tensor) -> Tensor:
 
 def _root(energy: Energy, alpha: float | Tensor) -> Tensor:
     """μ with G(μ) = 0: a bracket by doubling, then halving until no number lies between its ends."""
-    like = energy.flow(torch.zeros(1, **_placement(energy)))
+    like = energy.flow(torch.zeros(1, **{**_placement(energy), "dtype": torch.float64}))
     if like.shape[-1] == 0:
         raise ValueError("energy.flow(mu) must return [..., n] flows with n > 0, got n = 0")
     low = torch.full_like(like[..., :1], -1.0)
@@ -137,6 +156,12 @@ def _root(energy: Energy, alpha: float | Tensor) -> Tensor:
         over = _excess(energy, middle, alpha) >= 0
         high = torch.where(over, middle, high)
         low = torch.where(over, low, middle)
+
+
+def _require_resistance(resistance: Tensor) -> None:
+    checks.require_rows("resistance", resistance)
+    if checks.wanted(None, resistance) and not transformed():
+        checks.require_all(~(resistance <= 0), "resistance", resistance, "positive")
 
 
 def _exponents(dtype: torch.dtype) -> int:
