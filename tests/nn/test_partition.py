@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
@@ -30,6 +31,18 @@ def test_of_a_single_graph():
 def test_of_a_batch_without_ptr():
     batch = SimpleNamespace(batch=torch.tensor([0, 0, 2]), num_graphs=4)
     assert Partition.of(batch, 3, torch.device("cpu")).ptr.tolist() == [0, 2, 2, 3, 3]
+
+
+def test_of_data_that_only_name_the_graph_of_each_node():
+    data = Data(x=torch.zeros(3, 1), batch=torch.tensor([0, 0, 1]))
+    assert Partition.of(data, 3, torch.device("cpu")).ptr.tolist() == [0, 2, 3]
+
+
+def test_nodes_of_a_graph_stand_together():
+    batch = Batch.from_data_list(_graphs())
+    batch.batch = batch.batch[torch.tensor([3, 0, 1, 2, 4, 5])]
+    with pytest.raises(ValueError, match=r"batch must be sorted.*argsort"):
+        Partition.of(batch, 6, batch.x.device)
 
 
 def test_sum_mean_and_spread():

@@ -13,6 +13,7 @@ from torch_geometric.typing import Adj
 from torch_geometric.utils import is_sparse, to_edge_index
 
 from sfiformer.attention import SFiAttention
+from sfiformer.nn.partition import require_sorted
 from sfiformer.operators import operator
 
 
@@ -119,8 +120,7 @@ def _offsets(batch: Tensor | None, x: Tensor) -> Tensor:
 @operator("sfiformer::starts")
 def _starts(batch: Tensor) -> Tensor:
     """The same of one graph at least, as an operator: the compiler cannot know how many there are, and need not."""
-    if batch.device.type == "cpu" and bool((batch.diff() < 0).any()):
-        raise ValueError("batch must be sorted, as in PyG's Batch: nodes of one graph stand together")
+    require_sorted(batch)
     sizes = batch.bincount(minlength=1)
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 

@@ -23,14 +23,16 @@ class Partition(NamedTuple):
 
     @classmethod
     def of(cls, batch: Any, num_nodes: int, device: torch.device) -> "Partition":
-        """From a GraphBatch, a PyG Batch, or one PyG Data."""
+        """From a GraphBatch, a PyG Batch, or one PyG Data. On a CPU an index that is not sorted is refused."""
         index, ptr = getattr(batch, "batch", None), getattr(batch, "ptr", None)
         if index is None:
             index = torch.zeros(num_nodes, dtype=torch.long, device=device)
             ptr = torch.tensor([0, num_nodes], device=device)
         elif ptr is None:
-            sizes = torch.bincount(index, minlength=batch.num_graphs)
+            sizes = torch.bincount(index, minlength=getattr(batch, "num_graphs", None) or 0)
             ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        if not torch.compiler.is_compiling():
+            require_sorted(index)
         max_nodes = getattr(batch, "max_nodes", None)
         if max_nodes is None:
             max_nodes = int(ptr.diff().max()) if ptr.numel() > 1 else 0
@@ -47,6 +49,15 @@ class Partition(NamedTuple):
     def spread(self, values: Tensor) -> Tensor:
         """Each graph's row to its nodes: [G, …] → [N, …]."""
         return spread(values, self.ptr, self.batch)
+
+
+def require_sorted(batch: Tensor) -> None:
+    """Raises where the graphs of nodes do not ascend. Looks on a CPU only: a GPU would have to be waited for."""
+    if batch.device.type == "cpu" and bool((batch.diff() < 0).any()):
+        raise ValueError(
+            "batch must be sorted, as in PyG's Batch: nodes of one graph stand together. order = batch.argsort(stable=True) "
+            "puts them so: x[order], batch[order] and order.argsort()[edge_index]"
+        )
 
 
 class Structure(NamedTuple):
