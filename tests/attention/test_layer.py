@@ -163,6 +163,15 @@ def test_largest_graph_scaling_keeps_that_of_training(batch):
     torch.testing.assert_close(copy.eval()(x, edge_index, ptr), kept)
 
 
+def test_a_layer_begun_anew_has_seen_no_graph(batch):
+    x, edge_index, ptr = batch
+    layer = _layer(lam_scaling="largest")
+    layer(x, edge_index, ptr)
+    assert layer.largest > 0
+    layer.reset_parameters()
+    assert layer.largest == 0
+
+
 def test_evaluation_does_not_change_the_largest_graph(batch):
     x, edge_index, ptr = batch
     layer = _layer(lam_scaling="largest")

@@ -141,6 +141,8 @@ class SFiAttention(nn.Module):
                 reset()
         if self.norm is not None:
             nn.init.constant_(self.norm.weight, self.gain)
+        if self.lam_scaling == "largest":
+            self.largest.zero_()
         for name in ("raw_lam_factor", "raw_gamma"):
             if hasattr(self, name):
                 nn.init.constant_(getattr(self, name), _SOFTPLUS_ONE)
