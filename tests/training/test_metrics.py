@@ -152,9 +152,12 @@ def test_scores_without_two_classes_are_nan():
 def test_mae_in_units():
     outputs = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     target = torch.tensor([[0.5, NAN], [3.0, 6.0]])
-    plain, scaled = metrics.MAE(), metrics.MAE(scale=(10.0, 100.0))
+    plain, scaled = metrics.MAE(targets=2), metrics.MAE(scale=(10.0, 100.0))
+    assert (plain.name, scaled.name) == ("mae", "relative_mae")
     assert in_batches(plain, outputs, target, size=1) == pytest.approx((0.5 + 0 + 2) / 3)
-    assert in_batches(scaled, outputs, target, size=1) == pytest.approx((5 + 0 + 200) / 3)
+    assert in_batches(scaled, outputs, target, size=1) == pytest.approx((0.5 + 0 + 2) / 3)
+    one = metrics.MAE(scale=(10.0,))
+    assert in_batches(one, outputs[:, :1], target[:, :1], size=1) == pytest.approx((5 + 0) / 2)
     assert scaled.by_target() == pytest.approx([2.5, 200])
 
 

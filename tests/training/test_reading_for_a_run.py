@@ -65,9 +65,19 @@ def test_labels_are_read_by_the_names_of_their_columns(trained, tmp_path, column
 def test_several_targets_have_an_error_each(trained):
     run = trained(NUMBERS)
     scores = evaluate(run, device="cpu")
-    assert list(scores) == ["mae", "mae:logP", "mae:mass"]
-    assert scores["mae"] == pytest.approx((scores["mae:logP"] + scores["mae:mass"]) / 2)
-    assert scores["mae"] == pytest.approx(RunFolder(run).result()["test"])
+    assert list(scores) == ["relative_mae", "mae:logP", "mae:mass"]
+    task, *_ = RunFolder(run).task()
+    parts = zip((scores["mae:logP"], scores["mae:mass"]), task.target_std, strict=True)
+    assert scores["relative_mae"] == pytest.approx(sum(error / std for error, std in parts) / 2)
+    assert scores["relative_mae"] == pytest.approx(RunFolder(run).result()["test"])
+
+
+def test_no_target_counts_for_more_because_its_numbers_are_larger(trained, tmp_path):
+    small = RunFolder(trained(NUMBERS)).result()
+    (tmp_path / "run").rename(tmp_path / "small")
+    large = RunFolder(trained(NUMBERS | {"mass": [1e6 * mass for mass in NUMBERS["mass"]]})).result()
+    assert large["best_epoch"] == small["best_epoch"]
+    assert large["val"] == pytest.approx(small["val"], rel=1e-3)
 
 
 def test_labels_of_a_table_that_has_none_of_them_or_not_all(trained, tmp_path):

@@ -86,7 +86,7 @@ def evaluate(
     batch_size: int | None = None,
     device: str = "auto",
 ) -> dict[str, float]:
-    """The metrics of a run's checkpoint, by name; of several named targets to regress, the error of each, too.
+    """The metrics of a run's checkpoint, by name; of several targets to regress, the error of each, too.
 
     Args:
         run: the run's folder.
@@ -125,8 +125,8 @@ def evaluate(
     if undefined := [name for name, value in scores.items() if math.isnan(value)]:
         why = "there are no true links" if task.kind == "ranking" else "the labels are of one class"
         warnings.warn(f"{', '.join(undefined)}: not defined, {why}", stacklevel=2)
-    if isinstance(metric, MAE) and task.target_names is not None and task.outputs > 1:
-        names = [f"{metric.name}:{name}" for name in task.target_names]
+    if isinstance(metric, MAE) and task.outputs > 1 and (metric.relative or task.target_names):
+        names = [f"mae:{name}" for name in task.target_names or range(task.outputs)]
         scores |= dict(zip(names, metric.by_target(), strict=True))
     return scores
 

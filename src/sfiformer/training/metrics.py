@@ -125,19 +125,24 @@ def roc_auc(targets: int = 1) -> RankingMetric:
 
 
 class MAE(Metric):
-    """Mean absolute error over the targets present; `scale` [T] is what a unit of each of T outputs is worth."""
+    """Mean absolute error over the targets present; `scale` [T] is what a unit of each of T outputs is worth.
+
+    One target's is in its own units. Those of several would be that of the one with the largest: where they were brought
+    to one scale the errors of outputs are averaged as they are, in standard deviations of each, the "relative_mae".
+    """
 
     higher_is_better = False
     full_state_update = False
-    name = "mae"
     total: Tensor
     count: Tensor
 
-    def __init__(self, scale: Sequence[float] = (1.0,)) -> None:
+    def __init__(self, scale: Sequence[float] | None = None, targets: int = 1) -> None:
         super().__init__()
-        self.scale = scale
-        self.add_state("total", default=torch.zeros(len(scale), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", default=torch.zeros(len(scale), dtype=torch.int64), dist_reduce_fx="sum")
+        self.relative = scale is not None and len(scale) > 1
+        self.name = "relative_mae" if self.relative else "mae"
+        self.scale = list(scale or [1.0] * targets)
+        for name, dtype in (("total", torch.float64), ("count", torch.int64)):
+            self.add_state(name, default=torch.zeros(len(self.scale), dtype=dtype), dist_reduce_fx="sum")
 
     def update(self, outputs: Tensor, target: Tensor) -> None:
         target = target.reshape(outputs.shape)
@@ -148,10 +153,11 @@ class MAE(Metric):
         self.count += present.reshape(-1, targets).sum(0)
 
     def compute(self) -> float:
-        return float(self.total.sum() / self.count.sum())
+        total = self.total / self.total.new_tensor(self.scale) if self.relative else self.total
+        return float(total.sum() / self.count.sum())
 
     def by_target(self) -> list[float]:
-        """Of each target alone; NaN where it is nowhere present."""
+        """Of each target alone, in its own units; NaN where it is nowhere present."""
         return (self.total / self.count).tolist()
 
 

@@ -41,7 +41,7 @@ def loss_and_metric(
 ) -> tuple[Loss, Metric]:
     """The loss and metric of a task, or of a benchmark by name; `loss` and `metric` choose others by name.
 
-    A regression's MAE is in the units of the data when the task holds what they were standardised with.
+    The MAE of one target is in the units of the data when the task holds what they were standardised with.
     """
     if isinstance(what, str):
         if what not in DATASETS:
@@ -73,7 +73,7 @@ def _loss(task: Task, name: str) -> Loss:
 
 def _metric(task: Task, name: str) -> Metric:
     if name == "mae":
-        return metrics.MAE(task.target_std or [1.0] * task.outputs)
+        return metrics.MAE(task.target_std, task.outputs)
     if task.kind == "ranking":
         return LinkMRR(VARIANTS[METRICS["ranking"].index(name)])
     if name in ("ap", "roc_auc"):
