@@ -45,6 +45,8 @@ class DataConfig:
     """Column (or key of a graph) that says train, val or test."""
     fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
     """Shares of train, validation and test in a random or scaffold split."""
+    split_seed: int | None = None
+    """Of a random split, so that runs with other seeds share its test graphs; null: the run's own seed."""
     skip_bad: bool = False
     """Leave out rows that cannot be read, and list them, instead of stopping."""
     standardize: bool | None = None

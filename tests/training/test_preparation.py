@@ -60,6 +60,24 @@ def test_numbers_of_ones_own_graphs_are_standardised_unless_one_asks(tmp_path):
         run(categories, {"data.standardize": True})
 
 
+def _lines(path, count=20):
+    line = '{"num_nodes": 2, "edges": [[0, 1]], "x": [[%s], [7.5]], "y": %s, "id": "%d"}'
+    path.write_text("\n".join(line % (100.5 * i, i / 3, i) for i in range(count)))
+    return path
+
+
+def test_runs_of_other_seeds_share_their_test_graphs(tmp_path):
+    file = _lines(tmp_path / "own.jsonl")
+
+    def tested(settings):
+        settings = {"data.path": str(file), "data.root": str(tmp_path), **settings}
+        return prepare(ExperimentConfig.from_preset("custom", settings), encode=False).ids["test"]
+
+    assert tested({"seed": 1}) == tested({"seed": 2}) == tested({})
+    assert tested({"data.split_seed": 3}) != tested({})
+    assert tested({"seed": 3, "data.split_seed": None}) == tested({"data.split_seed": 3})
+
+
 @pytest.mark.parametrize(
     ("preset", "settings", "message"),
     [

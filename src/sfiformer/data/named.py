@@ -77,7 +77,7 @@ def _custom(settings: DataConfig, seed: int) -> Dataset:
         settings.path,
         split=settings.split,
         fractions=settings.fractions,
-        seed=seed,
+        seed=seed if settings.split_seed is None else settings.split_seed,
         skip_bad=settings.skip_bad,
         level=settings.level,
         kind=settings.kind,
