@@ -78,6 +78,15 @@ def test_runs_of_other_seeds_share_their_test_graphs(tmp_path):
     assert tested({"seed": 3, "data.split_seed": None}) == tested({"data.split_seed": 3})
 
 
+def test_without_graphs_for_validation_patience_has_nothing_to_go_by(tmp_path):
+    file = _lines(tmp_path / "own.jsonl")
+    settings = {"data.path": str(file), "data.root": str(tmp_path), "data.fractions": (0.8, 0.0, 0.2)}
+    prepared = prepare(ExperimentConfig.from_preset("custom", settings), encode=False)
+    assert "no graphs for validation: the last epoch counts as the best" in prepared.facts
+    with pytest.raises(UserError, match=r"trainer.patience is 3, but .* no graphs for validation"):
+        prepare(ExperimentConfig.from_preset("custom", {**settings, "trainer.patience": 3}), encode=False)
+
+
 @pytest.mark.parametrize(
     ("preset", "settings", "message"),
     [

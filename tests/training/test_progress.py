@@ -1,5 +1,7 @@
 import io
+import math
 
+import pytest
 from rich.console import Console
 
 from sfiformer.training import progress as module
@@ -27,6 +29,13 @@ def test_plain_lines_where_output_is_not_a_terminal(capsys):
         "epoch 1/2  loss 1.5000  accuracy:  train 0.5000  val 0.2500 *  1,234 graphs/s  0:0"
     )
     assert line.endswith("left")
+
+
+@pytest.mark.parametrize("val", [None, math.nan])
+def test_no_epoch_is_marked_where_nothing_tells_which_is_better(capsys, val):
+    shown = TrainingProgress(None, epochs=2, steps=3, done=0, metric="accuracy")
+    shown.epoch({**RECORD, "val": val}, best=True)
+    assert "*" not in capsys.readouterr().out
 
 
 def test_nothing(capsys):

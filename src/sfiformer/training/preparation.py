@@ -54,6 +54,11 @@ def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
         paths["path"] = abspath(config.data.path)
     config = replace(config, data=replace(config.data, **paths))  # type: ignore[arg-type]
     dataset = load_dataset(config.data, config.seed)
+    if config.trainer.patience is not None and "val" not in dataset.splits:
+        raise UserError(
+            f"trainer.patience is {config.trainer.patience}, but {dataset.name} has no graphs for validation to tell by: "
+            "give it some (data.split, data.fractions), or set trainer.patience to null"
+        )
     schema = dataset.schema
     model = config.model.fitted(
         level=dataset.task.level,
@@ -63,7 +68,9 @@ def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
         node_categories=schema.node.sizes,
         edge_categories=schema.edge.sizes if schema.edge else None,
     )
-    standardizer, scaling = _standardizer(config.data, dataset.splits["train"])
+    standardizer, notes = _standardizer(config.data, dataset.splits["train"])
+    if "val" not in dataset.splits:
+        notes.append("no graphs for validation: the last epoch counts as the best")
     cache = encoding_cache(config)
     data = replace(config.data, standardize=standardizer is not None)
     return Prepared(
@@ -75,7 +82,7 @@ def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
         task=dataset.task,
         schema=schema,
         standardizer=standardizer,
-        facts="\n".join([dataset.describe(), *scaling]),
+        facts="\n".join([dataset.describe(), *notes]),
         ids=dataset.ids,
         digest=digest(config.data.path) if config.data.path is not None else None,
     )

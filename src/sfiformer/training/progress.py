@@ -1,5 +1,6 @@
 """What one sees of a run: a live display on a terminal, plain lines elsewhere."""
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -61,6 +62,9 @@ class TrainingProgress:
         if self.live is not None:
             self.live.update(self.task, val=self.val, left=self._left())
             return
+        known = record.get("val") is not None and not math.isnan(
+            record["val"]
+        )  # else no epoch is told from another
         scores = "".join(
             f"  {split} {record[split]:.4f}"
             for split in ("train", "val", "test")
@@ -68,7 +72,7 @@ class TrainingProgress:
         )
         self.say(
             f"epoch {record['epoch']}/{self.epochs}  loss {record['loss']:.4f}  {self.metric}:{scores}"
-            f"{' *' if best else '  '}  {record['graphs_per_second']:,.0f} graphs/s  {self._left()} left"
+            f"{' *' if best and known else '  '}  {record['graphs_per_second']:,.0f} graphs/s  {self._left()} left"
         )
 
     def close(self) -> None:

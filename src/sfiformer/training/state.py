@@ -110,4 +110,8 @@ class Result:
             for split, value in (("train", self.train), ("val", self.val), ("test", self.test))
             if value is not None
         )
-        return f"{self.metric} at the best epoch ({self.best_epoch} of {self.epochs}): {scores}; {self.run}"
+        known = self.val is not None and not math.isnan(self.val)
+        epoch = "best" if known else "last"  # where nothing tells which was better
+        return (
+            f"{self.metric} at the {epoch} epoch ({self.best_epoch} of {self.epochs}): {scores}; {self.run}"
+        )
