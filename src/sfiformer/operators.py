@@ -5,7 +5,7 @@ Those of `torch.library` alone would take a tangent of forward mode for 0 withou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -24,10 +24,19 @@ def on_its_device(body: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(body)
     def guarded(*inputs: Any) -> Any:
-        with torch.cuda.device_of(next(x for x in inputs if isinstance(x, Tensor))):
+        with torch.cuda.device_of(next(_tensors(inputs))):
             return body(*inputs)
 
     return guarded
+
+
+def _tensors(inputs: Iterable[Any]) -> Iterator[Tensor]:
+    """Those among the inputs of an operator, alone and in lists."""
+    for x in inputs:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, list | tuple):
+            yield from _tensors(x)
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
