@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sfiformer.attention import Adjacency, EdgeOrder
 from sfiformer.attention.edges import segment_sum, spread
+from sfiformer.flow import checks
 
 
 class Partition(NamedTuple):
@@ -53,7 +54,7 @@ class Partition(NamedTuple):
 
 def require_sorted(batch: Tensor) -> None:
     """Raises where the graphs of nodes do not ascend. Looks on a CPU only: a GPU would have to be waited for."""
-    if batch.device.type == "cpu" and bool((batch.diff() < 0).any()):
+    if checks.wanted(None, batch) and bool((batch.diff() < 0).any()):
         raise ValueError(
             "batch must be sorted, as in PyG's Batch: nodes of one graph stand together. order = batch.argsort(stable=True) "
             "puts them so: x[order], batch[order] and order.argsort()[edge_index]"
