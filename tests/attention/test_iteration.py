@@ -133,6 +133,8 @@ def test_only_what_has_room_is_iterated_at_once():
     q, ptr, ten = torch.empty(4800, 4, 1), torch.zeros(33), FusedProximal(10)
     assert in_one_block(q, ptr, ten, 444)
     assert not in_one_block(q, ptr, FusedProximal(50), 444)  # keeps five times as much
+    with torch.no_grad():
+        assert in_one_block(q, ptr, FusedProximal(50), 444)
     assert not in_one_block(q[:3000], ptr, ten, 444)  # more than three quarters would be padding
     assert not in_one_block(q, ptr, ten, None)
     assert not in_one_block(q, ptr, ten, 0)

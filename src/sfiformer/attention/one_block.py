@@ -11,8 +11,8 @@ from sfiformer.attention.iteration import FusedProximal
 from sfiformer.attention.kept_flows import Settings, attend_padded
 
 MOST_PADDED = 4  # times as many nodes as there are
-MOST_KEPT = 1 << 30  # numbers that the derivative needs
-BESIDE_STEPS = 8  # blocks of scores that it needs, besides one for each step
+MOST_KEPT = 1 << 30  # numbers that are held at a time
+BESIDE_STEPS = 8  # blocks of scores that are, besides one for each step
 
 
 def in_one_block(q: Tensor, ptr: Tensor, solver: FusedProximal, max_nodes: int | None) -> bool:
@@ -20,7 +20,8 @@ def in_one_block(q: Tensor, ptr: Tensor, solver: FusedProximal, max_nodes: int |
     if max_nodes is None or not q.numel() or max_nodes < 1:
         return False
     nodes = (len(ptr) - 1) * max_nodes
-    kept = nodes * max_nodes * q.shape[1] * (solver.iterations + BESIDE_STEPS)
+    steps = solver.iterations if torch.is_grad_enabled() else 2  # without a derivative two are kept
+    kept = nodes * max_nodes * q.shape[1] * (steps + BESIDE_STEPS)
     return 0 < nodes <= MOST_PADDED * len(q) and kept <= MOST_KEPT
 
 
