@@ -46,6 +46,24 @@ def test_flows_and_derivatives_are_those_of_the_plain_iteration(iterations, star
     assert torch.equal(got[0] == 0, expected[0] == 0)
 
 
+def test_keys_may_be_missing_anywhere():
+    """A hole in a row, rows without keys (the first of a matrix among them), and a matrix without any."""
+    s, u, lam, mask = _problem()
+    mask = torch.ones_like(mask)
+    mask[0, :, 1, 2], mask[0, :, 3], mask[1, :, 0], mask[1, :, :, 3], mask[2] = (
+        False,
+        False,
+        False,
+        False,
+        False,
+    )
+    got, expected = (
+        _flows_and_gradients(solver, 0.1, (s, u, lam, mask)) for solver in (FusedProximal(5), Proximal(5))
+    )
+    for left, right in zip(got, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
+
+
 def test_a_learnt_penalty_has_the_derivative_of_the_plain_iteration():
     s, u, lam, mask = _problem()
 

@@ -44,8 +44,9 @@ class FusedProximal(Proximal):
         rows = (x.contiguous().view(-1, size) for x in (resistance, threshold, start))
         penalty = alpha.expand(*shape[:-1], 1).contiguous().flatten()
         length = self.first_length(alpha, mask).flatten()
+        ends = torch.where(mask, torch.arange(1, size + 1, dtype=torch.int32, device=mask.device), 0).amax(-1)
         keep = torch.is_grad_enabled() and (resistance.requires_grad or threshold.requires_grad)
-        return _iterated(*rows, penalty, length, self.iterations, keep)[0].view(shape)
+        return _iterated(*rows, penalty, ends.flatten(), length, self.iterations, keep)[0].view(shape)
 
 
 @operator("sfiformer::iterated")
@@ -54,6 +55,7 @@ def _iterated(
     threshold: Tensor,
     start: Tensor,
     alpha: Tensor,
+    ends: Tensor,
     length: Tensor,
     iterations: int,
     keep: bool,
@@ -61,7 +63,7 @@ def _iterated(
     """The flows, and what the derivative needs of the way to them, where it is to be kept."""
     from sfiformer.attention.kernels import iteration as kernels
 
-    return kernels.iterate(resistance, threshold, alpha, start, length, iterations, keep)
+    return kernels.iterate(resistance, threshold, alpha, ends, start, length, iterations, keep)
 
 
 @operator("sfiformer::iterated_backward")
@@ -70,13 +72,16 @@ def _iterated_backward(
     resistance: Tensor,
     threshold: Tensor,
     alpha: Tensor,
+    ends: Tensor,
     flows: Tensor,
     lengths: Tensor,
     sums: Tensor,
 ) -> tuple[Tensor, Tensor]:
     from sfiformer.attention.kernels import iteration as kernels
 
-    return kernels.iterate_backward(grad.contiguous(), resistance, threshold, alpha, flows, lengths, sums)
+    return kernels.iterate_backward(
+        grad.contiguous(), resistance, threshold, alpha, ends, flows, lengths, sums
+    )
 
 
 @_iterated.register_fake
@@ -85,6 +90,7 @@ def _(
     threshold: Tensor,
     start: Tensor,
     alpha: Tensor,
+    ends: Tensor,
     length: Tensor,
     iterations: int,
     keep: bool,
@@ -105,15 +111,15 @@ def _(grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    resistance, threshold, _, alpha, *_ = inputs
+    resistance, threshold, _, alpha, ends, *_ = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(resistance, threshold, alpha, *output[1:])
+    ctx.save_for_backward(resistance, threshold, alpha, ends, *output[1:])
 
 
 def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 7
-    return *_iterated_backward(grad, *ctx.saved_tensors), *[None] * 5
+        return (None,) * 8
+    return *_iterated_backward(grad, *ctx.saved_tensors), *[None] * 6
 
 
 _iterated.register_autograd(_backward, setup_context=_setup_context)

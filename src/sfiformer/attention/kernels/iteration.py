@@ -1,7 +1,8 @@
 """The paper's iteration, a kernel for each step and one for its derivative: `sfiformer.flow.Proximal` row by row.
 
 All flows of a matrix (a graph and head) have one step length, made of sums over the whole of it. Each row leaves its share of
-them behind, and every row of the next step adds these up again. Keys that are not there have an infinite threshold.
+them behind, and every row of the next step adds these up again. Keys that are not there have an infinite threshold; those
+behind the last one of a row (`ends`), and rows without keys, as padding is, are not even looked at.
 """
 
 import torch
@@ -37,13 +38,16 @@ def next_length(sums, rows, row, size, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "size"])
 def step_kernel(
-    resistance, threshold, alpha, before, after, lengths, lengths_before, sums, sums_before, rows, size,
+    resistance, threshold, alpha, ends, before, after, lengths, lengths_before, sums, sums_before, rows, size,
     FIRST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One step of one row; the first row of a matrix says how long it was."""
     row = tl.program_id(0).to(tl.int64)
+    end = tl.load(ends + row)
+    if (end == 0) & (row % size > 0):
+        return
     keys = tl.arange(0, BLOCK)
-    place, inside, matrix = row * size + keys, keys < size, row // size
+    place, inside, matrix = row * size + keys, keys < end, row // size
     z = tl.load(before + place, mask=inside, other=0.0)
     r = tl.load(resistance + place, mask=inside, other=1.0)
     limit = tl.load(threshold + place, mask=inside, other=float("inf"))
@@ -67,7 +71,7 @@ def step_kernel(
 
 @triton.jit(do_not_specialize=["rows", "size"])
 def gradient_kernel(
-    resistance, threshold, alpha, before, after, lengths, sums, sums_after, shares, shares_after,
+    resistance, threshold, alpha, ends, before, after, lengths, sums, sums_after, shares, shares_after,
     totals, totals_after, of_z, of_slope, of_resistance, of_threshold, rows, size,
     FIRST: tl.constexpr, LAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -77,8 +81,11 @@ def gradient_kernel(
     comes back here; likewise that of later ones, as far as the length was kept.
     """
     row = tl.program_id(0).to(tl.int64)
+    end = tl.load(ends + row)
+    if (end == 0) & (row % size > 0):
+        return
     keys = tl.arange(0, BLOCK)
-    place, inside, matrix = row * size + keys, keys < size, row // size
+    place, inside, matrix = row * size + keys, keys < end, row // size
     z = tl.load(before + place, mask=inside, other=0.0)
     moved = tl.load(after + place, mask=inside, other=0.0)
     r = tl.load(resistance + place, mask=inside, other=1.0)
@@ -129,6 +136,7 @@ def iterate(
     resistance: Tensor,
     threshold: Tensor,
     alpha: Tensor,
+    ends: Tensor,
     start: Tensor,
     length: Tensor,
     iterations: int,
@@ -137,18 +145,18 @@ def iterate(
     """Flows [rows, n] after all steps; and for the derivative the flows, lengths and sums of each, the start among them.
 
     Without ``keep`` each step's flows take the place of those before the last, and there is no derivative. Rows are
-    those of matrices [n, n], one below the other; alpha is [rows], the first length [matrices].
+    those of matrices [n, n], one below the other; alpha and ends are [rows], the first length [matrices].
     """
     rows, size = start.shape
-    flows = start.new_empty((iterations + 1 if keep else 2, rows, size))
+    flows = start.new_zeros((iterations + 1 if keep else 2, rows, size))
     flows[0] = start
     lengths = start.new_empty((iterations, len(length)))
     lengths[0] = length
-    sums = start.new_empty((iterations, 2, rows))
+    sums = start.new_zeros((iterations, 2, rows))
     for k in range(iterations):
         before, after = flows[k % len(flows)], flows[(k + 1) % len(flows)]
         step_kernel[(rows,)](
-            resistance, threshold, alpha, before, after, lengths[k], lengths[k - 1], sums[k], sums[k - 1],
+            resistance, threshold, alpha, ends, before, after, lengths[k], lengths[k - 1], sums[k], sums[k - 1],
             rows, size, k == 0, **_tile(size),
         )  # fmt: skip
     return flows[iterations % len(flows)].clone(), flows, lengths, sums
@@ -159,6 +167,7 @@ def iterate_backward(
     resistance: Tensor,
     threshold: Tensor,
     alpha: Tensor,
+    ends: Tensor,
     flows: Tensor,
     lengths: Tensor,
     sums: Tensor,
@@ -167,15 +176,15 @@ def iterate_backward(
     iterations, matrices = lengths.shape
     rows, size = grad.shape
     of_z, of_slope = grad.clone(), torch.empty_like(grad)
-    of_resistance, of_threshold = torch.empty_like(grad), torch.empty_like(grad)
-    shares = grad.new_empty((iterations + 1, rows))
+    of_resistance, of_threshold = torch.zeros_like(grad), torch.zeros_like(grad)
+    shares = grad.new_zeros((iterations + 1, rows))
     totals = grad.new_zeros((iterations + 2, matrices))
     for k in reversed(range(iterations)):
         last = k == iterations - 1
         gradient_kernel[(rows,)](
-            resistance, threshold, alpha, flows[k], flows[k + 1], lengths[k], sums[k], sums[k if last else k + 1],
-            shares[k], shares[k + 1], totals[k + 1], totals[k + 2], of_z, of_slope, of_resistance, of_threshold,
-            rows, size, k == 0, last, **_tile(size),
+            resistance, threshold, alpha, ends, flows[k], flows[k + 1], lengths[k], sums[k],
+            sums[k if last else k + 1], shares[k], shares[k + 1], totals[k + 1], totals[k + 2],
+            of_z, of_slope, of_resistance, of_threshold, rows, size, k == 0, last, **_tile(size),
         )  # fmt: skip
     return of_resistance, of_threshold
 
