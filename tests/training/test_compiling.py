@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
@@ -138,6 +139,24 @@ def test_what_is_rehearsed_is_what_a_run_begins_with(tmp_path, experiment, monke
     assert set(rehearsed) == {"train", "val", "test", "step"}
     for replay, graphs in rehearsed.values():
         assert np.array_equal(graphs, replayed[id(replay)])
+
+
+def test_a_rehearsal_counts_among_the_seconds_of_its_epoch(tmp_path, experiment, monkeypatch):
+    took = 0.0
+
+    def rehearsed(model, firsts, autocast):
+        nonlocal took
+        took = 1e6
+
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + took)
+    monkeypatch.setattr("sfiformer.training.trainer.time", clock)
+    monkeypatch.setattr("sfiformer.training.trainer.rehearse", rehearsed)
+    monkeypatch.setattr(
+        "sfiformer.training.trainer.Trainer._replays", lambda trainer: {"none": SimpleNamespace()}
+    )
+    monkeypatch.setattr("sfiformer.training.trainer.Trainer._firsts", lambda trainer: {})
+    result = train(experiment({"trainer.epochs": 2}), tmp_path / "run", progress=False)
+    assert 1e6 < result.seconds < 2e6
 
 
 def test_without_what_compiles_ahead_nothing_is_rehearsed(monkeypatch):

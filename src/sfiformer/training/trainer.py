@@ -90,7 +90,9 @@ class Trainer:
             try:
                 self._checkpoint(wait=True)  # whether one can be written is found out before the first epoch
                 if self.replays and not self._over():
+                    began = time.perf_counter()
                     rehearse(self.model, self._firsts(), self.fabric.autocast)
+                    self.state.seconds += time.perf_counter() - began  # of the epoch that follows
                 while not self._over():
                     self._epoch()
             finally:
