@@ -101,6 +101,24 @@ def test_the_readme_has_figures_of_that_page():
     assert [figure for figure in figures if figure not in PAGE] == []
 
 
+def test_how_long_a_run_takes():
+    folder = ROOT / "results" / "peptides-func"
+    result = json.loads((folder / "result.json").read_text())
+    with (folder / "metrics.csv").open() as file:
+        epochs = list(csv.DictReader(file))
+    first, *others = (float(row["seconds"]) for row in epochs)
+    step = 32 / statistics.median(float(row["graphs_per_second"]) for row in epochs)
+    section = PAGE.split("\nHow long a run takes")[1].split("\n## ")[0]
+    for text in (
+        f"{result['seconds']:.1f} s for SFi-Former's {result['epochs']} epochs",
+        f"{first:.1f} s for the first",
+        f"{statistics.mean(others):.2f} s for each of the others",
+        f"{340 * step:.2f} s for 340 steps, {1e3 * step:.2f} ms each",
+        f"{result['val']:.4f} on the validation graphs and {result['test']:.4f} on the test graphs",
+    ):
+        assert text in " ".join(section.split())
+
+
 def test_the_best_epochs_on_the_test_graphs():
     """What the page says of choosing epochs by the test graphs: of SFi-, DFi-Former with bounded scores, SFi-Former+."""
     found = []
