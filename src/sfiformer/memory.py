@@ -1,9 +1,10 @@
-"""What a process on a CPU does with the memory that PyTorch gives back."""
+"""What a process does with the memory of its machine that PyTorch gives back."""
 
 import ctypes
 
 _TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
 _KEPT = 1 << 30  # bytes
+_KEPT_BEFORE = 1 << 25  # what glibc takes at most before 2.35
 
 
 def keep_freed_memory() -> None:
@@ -16,5 +17,6 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return
-    for parameter in (_TRIM, _MMAP):
-        mallopt(parameter, _KEPT)
+    # Either alone would have every large piece mapped anew.
+    if mallopt(_MMAP, _KEPT) or mallopt(_MMAP, _KEPT_BEFORE):
+        mallopt(_TRIM, _KEPT)
