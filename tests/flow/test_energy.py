@@ -207,6 +207,26 @@ def test_nan_is_an_error():
             energy.solve()
 
 
+@pytest.mark.parametrize("sizes", [(2, 3, 7), (50, 199)])
+def test_capacities_that_lack_no_more_than_rounding_are_full(sizes):
+    for n in sizes:
+        for capacity in (_scores(n).float().softmax(-1), torch.ones(n) / n, 1 / n):
+            r = torch.ones(1, n, requires_grad=True)
+            z = Capacitated(r, capacity).solve()
+            torch.testing.assert_close(z, torch.as_tensor(capacity).expand(1, n), atol=1e-6, rtol=1e-5)
+            assert torch.autograd.grad(z.square().sum(), r)[0].isfinite().all()
+
+
+class Hidden(Energy):
+    """An energy whose parameters are no attributes of its own."""
+
+    def __init__(self, resistance):
+        self.parts = {"resistance": resistance}
+
+    def flow(self, mu):
+        return mu / self.parts["resistance"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dtype_is_that_of_the_parameters(dtype):
     s = _scores(4, 6).to(dtype)
@@ -214,6 +234,9 @@ def test_dtype_is_that_of_the_parameters(dtype):
         z = energy.solve()
         assert z.dtype == dtype
         torch.testing.assert_close(z.sum(-1), torch.ones(4, dtype=dtype), atol=1e-5, rtol=0)
+    wide, narrow = (-s).softmax(-1).double(), s.softmax(-1).float()
+    assert Hidden((-s).softmax(-1)).solve().dtype == dtype
+    assert QuadraticL1(wide, narrow).solve().dtype == QuadraticL1(narrow, wide).solve().dtype == torch.float64
 
 
 def test_one_link():

@@ -23,6 +23,8 @@ from torch import Tensor
 from sfiformer.flow import checks
 from sfiformer.operators import transformed
 
+_ROUNDING = 8  # units in the last place of 1 that the sum of parameters may lack
+
 
 class Energy(ABC):
     """A separable convex energy Σ_j φ_j(z_j) over n links, for any number of rows."""
@@ -108,8 +110,8 @@ def solve_energy(energy: Energy, alpha: float | Tensor = math.inf) -> Tensor:
     """
     checks.require_alpha(alpha, check=not isinstance(alpha, Tensor) or alpha.device.type == "cpu")
     with torch.no_grad():
-        mu = _root(energy, alpha)
-    dtype = _placement(energy)["dtype"]
+        dtype = energy.flow(torch.zeros(1, **_placement(energy))).dtype  # that of its parameters
+        mu = _root(energy, alpha, dtype)
     if torch.is_inference_mode_enabled():
         return energy.flow(mu).to(dtype)
     with torch.enable_grad():
@@ -129,8 +131,11 @@ def _excess(energy: Energy, mu: Tensor, alpha: float | Tensor) -> Tensor:
     return energy.flow(mu).sum(-1, keepdim=True) + mu / alpha - 1
 
 
-def _root(energy: Energy, alpha: float | Tensor) -> Tensor:
-    """μ with G(μ) = 0: a bracket by doubling, then halving until no number lies between its ends."""
+def _root(energy: Energy, alpha: float | Tensor, dtype: torch.dtype) -> Tensor:
+    """μ with G(μ) = 0: a bracket by doubling, then halving until no number lies between its ends.
+
+    Flows that reach 1 but for the rounding of parameters of this dtype (capacities, say) are the solution where they end.
+    """
     like = energy.flow(torch.zeros(1, **{**_placement(energy), "dtype": torch.float64}))
     if like.shape[-1] == 0:
         raise ValueError("energy.flow(mu) must return [..., n] flows with n > 0, got n = 0")
@@ -143,6 +148,9 @@ def _root(energy: Energy, alpha: float | Tensor) -> Tensor:
                 break
             end[short] *= 2
         else:
+            lack = -_excess(energy, end, alpha)
+            if sign > 0 and bool((lack <= _ROUNDING * torch.finfo(dtype).eps).all()):
+                break
             raise ValueError(
                 "no potential makes the flows sum to one: check that the energy's flow(mu) is finite, grows with mu "
                 "and can reach 1 (capacities that sum to less than one need a finite alpha)"
@@ -166,7 +174,7 @@ def _require_resistance(resistance: Tensor) -> None:
 
 def _exponents(dtype: torch.dtype) -> int:
     """How often 1 can be doubled."""
-    return int(math.log2(torch.finfo(dtype).max))
+    return math.frexp(torch.finfo(dtype).max)[1] - 1
 
 
 def _placement(energy: Energy) -> dict[str, Any]:
