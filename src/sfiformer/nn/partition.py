@@ -24,7 +24,7 @@ class Partition(NamedTuple):
 
     @classmethod
     def of(cls, batch: Any, num_nodes: int, device: torch.device) -> "Partition":
-        """From a GraphBatch, a PyG Batch, or one PyG Data. On a CPU an index that is not sorted is refused."""
+        """From a GraphBatch, a PyG Batch, or one PyG Data; on a CPU nodes must stand by graph, where this is not compiled."""
         index, ptr = getattr(batch, "batch", None), getattr(batch, "ptr", None)
         if index is None:
             index = torch.zeros(num_nodes, dtype=torch.long, device=device)
