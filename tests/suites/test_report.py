@@ -116,6 +116,14 @@ def test_runs_of_other_settings_do_not_count(suite, runs, folder):
     assert "cluster/sfi/seed-0: the settings have changed: trainer.epochs is now 3, was 100" in text
 
 
+def test_no_figure_is_made_of_two_metrics(suite, runs, folder):
+    fill(folder, runs)
+    pretend(folder, runs["cluster/sfi/seed-1"], 0.98, metric="accuracy")
+    text = report_suite(suite, folder.path).text
+    assert table(text)["SFi-Former"][0] == "0.6000 (1 of 2 seeds)"
+    assert "cluster/sfi/seed-1: judged by accuracy, and others by mean_recall" in text
+
+
 def test_overrides_of_the_runs_are_those_of_the_report(suite, folder):
     folder.path.mkdir()
     record = folder.record("small")

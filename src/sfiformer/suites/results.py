@@ -100,6 +100,8 @@ def collect(
         for dataset in group.datasets:
             row.ours[dataset] = _cell(dataset, model, group, runs, folder, record)
         rows.append(row)
+    for dataset in group.datasets:
+        _require_one_metric([row.ours[dataset] for row in rows])
     tables = [read_published(name) for name in group.published]
     _add_published(rows, tables, group)
     return Results(
@@ -131,6 +133,16 @@ def _cell(
         else:
             problems[seed] = record.failed.get(name, "missing")
     return Cell(tuple(group.seeds), results, problems, group.split)
+
+
+def _require_one_metric(cells: Sequence[Cell]) -> None:
+    """Results that were judged by another metric than the first ones count as problems: no figure is made of both."""
+    names = [result["metric"] for cell in cells for result in cell.results.values()]
+    for cell in cells:
+        for seed, result in list(cell.results.items()):
+            if result["metric"] != names[0]:
+                cell.problems[seed] = f"judged by {result['metric']}, and others by {names[0]}"
+                del cell.results[seed]
 
 
 def _add_published(rows: list[Row], tables: Sequence[Published], group: Group) -> None:
