@@ -74,6 +74,7 @@ def test_a_mistyped_key_in_a_file_names_the_file(tmp_path):
         ("optim.weight_decay", "nan", "must not be negative"),
         ("optim.lr", "inf", "it must be a number"),
         ("seed", 2**63, "63 bits at most"),
+        ("data.split_seed", -1, "data.split_seed is -1; it must not be negative"),
         ("trainer.devices", 0, "trainer.devices is 0"),
         ("trainer.precision", 16, "is 16, not one of 32, tf32, bf16-mixed"),
         ("model.layers", 0, "layers is 0"),
@@ -82,6 +83,16 @@ def test_a_mistyped_key_in_a_file_names_the_file(tmp_path):
 def test_values_that_make_no_experiment(key, value, message):
     with pytest.raises(ValueError, match=message):
         ExperimentConfig.from_preset("custom", {key: value})
+
+
+def test_the_seed_of_a_split_is_that_of_the_run_where_none_is_given():
+    own, given = (
+        ExperimentConfig.from_preset("custom", {"seed": 5, "data.split_seed": seed}) for seed in (None, 5)
+    )
+    assert own.split_seed == given.split_seed == 5
+    assert own.settings() == given.settings()
+    assert ExperimentConfig.from_preset("custom", {"seed": 5}).split_seed == 0
+    assert ExperimentConfig.from_preset("cluster", {"seed": 5}).settings()["data.split_seed"] is None
 
 
 @pytest.mark.parametrize("cls", [ModelConfig, DataConfig, OptimConfig, TrainerConfig])

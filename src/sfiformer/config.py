@@ -10,7 +10,7 @@ import yaml
 
 from sfiformer.nn.config import Level, ModelConfig
 from sfiformer.presets import read_preset
-from sfiformer.schema import Layer, build, expand, plain, require_choices
+from sfiformer.schema import Layer, build, expand, flat, plain, require_choices
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class DataConfig:
                 object.__setattr__(self, key, expanduser(value))
         if self.batch_size < 1:
             raise ValueError(f"data.batch_size is {self.batch_size}; it must be at least 1")
+        if self.split_seed is not None:
+            _require_seed("data.split_seed", self.split_seed)
         if not (min(self.fractions) >= 0 and abs(sum(self.fractions) - 1) <= 1e-6):
             raise ValueError(
                 f"data.fractions are {list(self.fractions)}; they must not be negative and sum to 1"
@@ -147,14 +149,28 @@ class ExperimentConfig:
     """Seed of weights, order, dropout and generated data."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}; it must not be negative, and have 63 bits at most")
+        _require_seed("seed", self.seed)
+
+    @property
+    def split_seed(self) -> int:
+        """Of the random split of a file."""
+        return self.seed if self.data.split_seed is None else self.data.split_seed
 
     @classmethod
     def from_preset(cls, name: str, overrides: Mapping[str, Any] | None = None) -> "ExperimentConfig":
         """A preset by name (or the path of a YAML file), with overrides by dotted key: {"optim.lr": 3e-4}."""
         return build(cls, [*read_preset(name), Layer("overrides", expand(overrides or {}))])
 
+    def settings(self) -> dict[str, Any]:
+        """All settings by dotted key, to be compared: the seed of a file's split is what it comes to."""
+        own = {"data.split_seed": self.split_seed} if self.data.name == "custom" else {}
+        return flat(plain(self)) | own
+
     def to_yaml(self) -> str:
         """All settings, resolved, as a preset file that `from_preset` reads back."""
         return yaml.safe_dump(plain(self), sort_keys=False, allow_unicode=True)
+
+
+def _require_seed(name: str, seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"{name} is {seed}; it must not be negative, and have 63 bits at most")

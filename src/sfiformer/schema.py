@@ -65,6 +65,28 @@ def plain(config: Any) -> dict[str, Any]:
     )
 
 
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"optim": {"lr": 1}} → {"optim.lr": 1}."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def as_text(value: Any) -> str:
+    """A setting as the text of its option."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ",".join(map(as_text, value))
+    return str(value)
+
+
 def dotted_keys(cls: type, prefix: str = "") -> list[str]:
     """Every key of a dataclass and of those nested in it: ["seed", "model.dim", …]."""
     keys = []

@@ -9,7 +9,8 @@ import torch
 from sfiformer.config import ExperimentConfig
 from sfiformer.errors import UserError
 from sfiformer.nn import SFiFormer, load_dense
-from sfiformer.suites.plan import as_text, differences, plan, select
+from sfiformer.schema import as_text
+from sfiformer.suites.plan import differences, plan, select
 from sfiformer.suites.suite import read_suite, suite_names
 
 

@@ -72,6 +72,42 @@ def test_several_targets_have_an_error_each(trained):
     assert scores["relative_mae"] == pytest.approx(RunFolder(run).result()["test"])
 
 
+def test_a_run_that_was_judged_otherwise_does_not_go_on(trained, tmp_path):
+    folder = RunFolder(trained(NUMBERS))
+    about = folder.about()
+    assert about.pop("metric") == "relative_mae"
+    folder.write_json("about.json", about)  # as before it was noted
+    config = replace(folder.config(), trainer=replace(folder.config().trainer, epochs=2))
+    with pytest.raises(UserError, match="was judged by mae, and from now on would be by relative_mae"):
+        train(config, folder.path, resume=True, progress=False)
+    folder.write_json("about.json", {**about, "metric": "relative_mae"})
+    assert train(config, folder.path, resume=True, progress=False).epochs == 2
+
+
+def test_a_run_from_before_splits_had_a_seed_goes_on(trained):
+    run = RunFolder(trained(NAMES))
+    text = (run.path / "config.yaml").read_text()
+    (run.path / "config.yaml").write_text(text.replace("  split_seed: 0\n", ""))
+    assert run.config().data.split_seed is None
+    config = ExperimentConfig.from_preset(str(run.path / "config.yaml"), {"data.split_seed": 0})
+    train(config, run.path, resume=True, progress=False)
+    other = replace(config, data=replace(config.data, split_seed=7))
+    with pytest.raises(UserError, match=r"has data\.split_seed: 0, and this one data\.split_seed: 7"):
+        train(other, run.path, resume=True, progress=False)
+
+
+def test_no_run_starts_from_one_that_was_trained_on_its_test_graphs(trained, tmp_path):
+    dense = trained(NAMES, {"model.attention": "dfi"})
+    config = RunFolder(dense).config()
+    sparse = replace(config, model=replace(config.model, attention="sfi"))
+    elsewhere = replace(sparse, data=replace(sparse.data, split_seed=1))
+    with pytest.raises(
+        UserError, match=r"graphs of val and test, .* trained on: split as it did .*split_seed: 0"
+    ):
+        train(elsewhere, tmp_path / "leak", init_from=dense, progress=False)
+    assert train(sparse, tmp_path / "plus", init_from=dense, progress=False).epochs == 1
+
+
 def test_no_target_counts_for_more_because_its_numbers_are_larger(trained, tmp_path):
     small = RunFolder(trained(NUMBERS)).result()
     (tmp_path / "run").rename(tmp_path / "small")

@@ -10,9 +10,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from sfiformer.figures import COLOURS, styled
-from sfiformer.schema import plain
 from sfiformer.suites.folder import SuiteFolder
-from sfiformer.suites.plan import Run, flat, run_name
+from sfiformer.suites.plan import Run, run_name
 from sfiformer.suites.published import Figure as Mean
 from sfiformer.suites.results import Results, Row
 
@@ -64,7 +63,7 @@ def curve_figure(results: Results, key: str, runs: Mapping[str, Run]) -> Figure 
         for column, dataset in enumerate(panels):
             seed = results.group.seeds[0]
             value = {
-                row.label: float(flat(plain(runs[run_name(dataset, str(row.model), seed)].config))[key])
+                row.label: float(runs[run_name(dataset, str(row.model), seed)].config.settings()[key])
                 for row in chosen
             }
             rows = sorted(chosen, key=lambda row: value[row.label])

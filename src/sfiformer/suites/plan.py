@@ -11,7 +11,7 @@ from typing import Any
 from sfiformer.config import ExperimentConfig
 from sfiformer.errors import UserError
 from sfiformer.presets import read_preset
-from sfiformer.schema import Layer, build, expand, plain
+from sfiformer.schema import Layer, as_text, build, expand, flat
 from sfiformer.suites.suite import Suite
 
 RUNS = "runs"  # the folder of the run folders
@@ -119,7 +119,7 @@ def select(runs: Mapping[str, Run], patterns: Iterable[str]) -> dict[str, Run]:
 
 def differences(before: ExperimentConfig, now: ExperimentConfig) -> list[str]:
     """The settings that make `now` another experiment than that of a run folder, a sentence each."""
-    old, new = flat(plain(before)), flat(plain(now))
+    old, new = before.settings(), now.settings()
     return [
         f"{key} is now {as_text(new[key])}, was {as_text(old[key])}"
         for key in new
@@ -129,28 +129,6 @@ def differences(before: ExperimentConfig, now: ExperimentConfig) -> list[str]:
         and new[key] != old[key]
         and not (key == "data.path" and old[key] is not None and abspath(new[key]) == abspath(old[key]))
     ]
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"optim": {"lr": 1}} → {"optim.lr": 1}."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found
-
-
-def as_text(value: Any) -> str:
-    """A setting as the text of its option."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return ",".join(map(as_text, value))
-    return str(value)
 
 
 def as_options(settings: Mapping[str, Any]) -> list[str]:

@@ -68,6 +68,7 @@ def train(
             run.require_own_file("or train anew in another folder", config.data.path)
             prepared = prepare(config)
             run.require_same(prepared.config)
+            run.require_metric(str(objective(prepared.config, prepared.task)[1].name))
             checkpoints = Checkpoints(run.path)
             with run.writing():
                 values = checkpoints.open()
@@ -98,7 +99,8 @@ def train(
                     run.note_place(prepared.config.data.path)
                 else:
                     surroundings = {"processes": ranks.count(), "device": _device(fabric.device)}
-                    run.describe(prepared, state, {**surroundings, **report})
+                    about = {"metric": str(metric.name), **surroundings, **report}
+                    run.describe(prepared, state, about)
                 writers = Writers(run.path, checkpoints, MetricsLog(run.path, state.history))
             stack.callback(writers.log.close)
         trainer = Trainer(fabric, prepared, model, optimizer, loss, metric, state, shown, writers, average)
@@ -139,6 +141,8 @@ def _model(
         model.load_state_dict(trained)
     elif init_from is not None:
         source = RunFolder(init_from)
+        if source.exists:
+            source.require_unseen(prepared)
         dense = load_checkpoint(source) if source.exists else SFiFormer.from_pretrained(init_from)
         try:
             return model, {"init_from": f"{init_from}: {load_dense(model, dense.state_dict(), dense.config)}"}

@@ -140,7 +140,7 @@ class MAE(Metric):
         super().__init__()
         self.relative = scale is not None and len(scale) > 1
         self.name = "relative_mae" if self.relative else "mae"
-        self.scale = list(scale or [1.0] * targets)
+        self.scale = [1.0] * targets if scale is None else [float(unit) for unit in scale]
         for name, dtype in (("total", torch.float64), ("count", torch.int64)):
             self.add_state(name, default=torch.zeros(len(self.scale), dtype=dtype), dist_reduce_fx="sum")
 

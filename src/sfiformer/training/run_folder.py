@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from sfiformer.data.standardize import Standardizer
 from sfiformer.data.task import Task
 from sfiformer.errors import UserError
 from sfiformer.files import cell, whole_file
-from sfiformer.schema import dotted_keys, plain
+from sfiformer.schema import as_text
 from sfiformer.training.surroundings import surroundings
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 CONFIG, ABOUT, TASK, RESULT = "config.yaml", "about.json", "task.json", "result.json"
 SPLITS = "splits.csv"
+JUDGED = ("val", "test")
 # What may be another in a resumed run. All else would make it another experiment.
 CHANGEABLE = ("optim.", "trainer.", "data.root", "data.mirror")
 FIXED = ("trainer.accumulate",)
@@ -149,16 +151,27 @@ class RunFolder:
 
     def require_same(self, config: ExperimentConfig) -> None:
         """Raises UserError where the run so far, if there is one, was another experiment."""
-        before, now = (_flat(self.config()), _flat(config)) if self.exists else ({}, {})
+        before, now = (self.config().settings(), config.settings()) if self.exists else ({}, {})
         for key, value in now.items():
             if before[key] == value or (key not in FIXED and key.startswith(CHANGEABLE)):
                 continue
             moved = key == "data.path" and value is not None
             if not (moved and digest(value) == self.about().get("data_sha256")):  # else it is the same file
                 raise UserError(
-                    f"the run in {self.path} has {key}: {before[key]}, and this one {key}: {value}; "
+                    f"the run in {self.path} has {key}: {as_text(before[key])}, and this one {key}: {as_text(value)}; "
                     "resume with the run's own setting, or choose another folder"
                 )
+
+    def require_metric(self, name: str) -> None:
+        """Raises UserError where the epochs so far were judged by another metric than they would be now."""
+        # (Before it was noted, the error of several targets was "mae", in which the largest numbers counted most.)
+        unknown = "mae" if name == "relative_mae" else name
+        before = self.about().get("metric", unknown) if self.exists else name
+        if before != name:
+            raise UserError(
+                f"the run in {self.path} was judged by {before}, and from now on would be by {name}, which cannot be "
+                "compared: train anew in another folder"
+            )
 
     def require_own_file(self, remedy: str, path: Path | str | None = None) -> None:
         """Raises UserError where the user's file that the run so far was trained on is another now.
@@ -175,9 +188,23 @@ class RunFolder:
                 f"put the file back as it was, {remedy}"
             )
 
+    def require_unseen(self, prepared: "Prepared") -> None:
+        """Raises UserError where a run that starts from this one would be judged by graphs that this one was trained on."""
+        if prepared.digest is None or self.about().get("data_sha256") != prepared.digest:
+            return
+        own, now = self.ids(), prepared.ids
+        trained_on = set(own.get("train", ())).difference(*(own.get(split, ()) for split in JUDGED))
+        if seen := trained_on.intersection(chain.from_iterable(now.get(split, ()) for split in JUDGED)):
+            config = self.config()
+            raise UserError(
+                f"{len(seen)} graphs of val and test, {min(seen)} among them, are graphs that {self.path} was trained on: "
+                f"split as it did (data.split: {config.data.split}, data.split_seed: {config.split_seed}, data.fractions: "
+                f"{list(config.data.fractions)})"
+            )
+
     def changes(self, config: ExperimentConfig) -> dict[str, tuple[Any, Any]]:
         """What the settings that differ from those of the run so far were, and what they are now."""
-        before, now = (_flat(self.config()), _flat(config)) if self.exists else ({}, {})
+        before, now = (self.config().settings(), config.settings()) if self.exists else ({}, {})
         return {key: (before[key], now[key]) for key in now if before[key] != now[key]}
 
     def describe(self, prepared: "Prepared", state: "State", about: Mapping[str, Any]) -> None:
@@ -281,14 +308,3 @@ def _splits_text(ids: Mapping[str, Sequence[str]]) -> str:
 def _features(values: dict[str, Any]) -> Features:
     sizes = values["sizes"]
     return Features(values["width"], values["kind"], None if sizes is None else tuple(sizes))
-
-
-def _flat(config: ExperimentConfig) -> dict[str, Any]:
-    values = {}
-    for key in dotted_keys(ExperimentConfig):
-        value: Any = plain(config)
-        for part in key.split("."):
-            value = value[part]
-        if not isinstance(value, dict):
-            values[key] = value
-    return values
