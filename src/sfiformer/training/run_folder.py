@@ -1,7 +1,7 @@
 """The folder of a run: what describes it, and who may write to it.
 
 config.yaml     the settings, resolved, as the run has them now
-about.json      versions, git revision, times, command, the digest of the user's own file, what changed when the run was resumed
+about.json      versions, git revision, times, command, metric, the digest of the user's own file, what changed when it was resumed
 task.json       the task, the features, the standardisation: what prediction needs beside the model
 splits.csv      of a user's own graphs: the id of each, its split, and its number there
 metrics.jsonl, metrics.csv, tensorboard/    the metrics of every epoch
