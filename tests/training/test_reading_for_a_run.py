@@ -1,6 +1,7 @@
 """A file that is given to a run is read as the run read its own."""
 
 import json
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -106,6 +107,28 @@ def test_no_run_starts_from_one_that_was_trained_on_its_test_graphs(trained, tmp
     ):
         train(elsewhere, tmp_path / "leak", init_from=dense, progress=False)
     assert train(sparse, tmp_path / "plus", init_from=dense, progress=False).epochs == 1
+
+
+def test_atoms_that_training_has_not_seen_are_told(trained, tmp_path):
+    run = trained(NAMES)
+    new = {"smiles": ["CCO", "[Se]C", "C[Si](C)(C)C", "CCN"], "id": ["ethanol", "seleno", "tms", "amine"]}
+    with pytest.warns(
+        UserWarning, match=r"2 graphs .*: seleno \(atomic number 34\), tms \(atomic number 14\)$"
+    ):
+        predict(run, table(tmp_path / "new.csv", new), device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict(run, table(tmp_path / "known.csv", {"smiles": MOLECULES}), device="cpu")
+
+
+def test_graphs_that_are_not_made_of_smiles_are_told(trained, tmp_path):
+    run = trained(NAMES)
+    line = json.dumps({"x": [[5, 0, 4, 5, 3, 0, 2, 0, 0]], "edges": []})
+    (tmp_path / "new.jsonl").write_text(line)
+    with pytest.warns(
+        UserWarning, match="these are graphs with features of their own, and the model was trained on SMILES"
+    ):
+        predict(run, tmp_path / "new.jsonl", device="cpu")
 
 
 def test_no_target_counts_for_more_because_its_numbers_are_larger(trained, tmp_path):

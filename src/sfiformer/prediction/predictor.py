@@ -11,7 +11,8 @@ from sfiformer.data.batch import GraphBatch
 from sfiformer.data.custom import stream
 from sfiformer.data.decode import decode
 from sfiformer.data.schema import Schema
-from sfiformer.data.source import Bad, skipped
+from sfiformer.data.seen import Seen, named, unseen
+from sfiformer.data.source import CSV, Bad, skipped
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.store import GraphStore
 from sfiformer.data.task import Task
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 Table = dict[str, list[Any]]
+SHOWN = 5  # graphs that a warning names
 
 
 class Predictor:
@@ -34,8 +36,10 @@ class Predictor:
         task: what its outputs mean.
         schema: the features that it was trained on; other graphs are refused.
         standardizer: of the training features, where they were standardised.
+        seen: the categories of the training graphs; of graphs with others a warning tells.
         smiles_column: of the CSV files that are to come, where it cannot be found.
         skip_bad: leave out bad rows of the files that are to come, with a warning.
+        from_smiles: whether the training graphs were made of SMILES; of files that are read otherwise a warning tells.
     """
 
     def __init__(
@@ -44,11 +48,14 @@ class Predictor:
         task: Task,
         schema: Schema,
         standardizer: Standardizer | None = None,
+        seen: Seen | None = None,
         smiles_column: str | None = None,
         skip_bad: bool = False,
+        from_smiles: bool | None = None,
     ) -> None:
         self.model, self.task, self.schema = model.eval(), task, schema
         self.standardizer, self.smiles_column, self.skip_bad = standardizer, smiles_column, skip_bad
+        self.seen, self.from_smiles = seen or {}, from_smiles
 
     @classmethod
     def from_run(cls, run: str | Path, *, checkpoint: str = "best", device: str = "auto") -> "Predictor":
@@ -57,7 +64,10 @@ class Predictor:
         task, schema, standardizer = folder.task()
         data = folder.config().data
         model = load_checkpoint(folder, checkpoint).to(pick_device(device))
-        return cls(model, task, schema, standardizer, data.smiles_column, data.skip_bad)
+        from_smiles = None if data.path is None else data.path.endswith(CSV)
+        return cls(
+            model, task, schema, standardizer, folder.seen(), data.smiles_column, data.skip_bad, from_smiles
+        )
 
     def tables(
         self,
@@ -73,7 +83,11 @@ class Predictor:
         rows = 0
         column = smiles_column or self.smiles_column
         left_out: Bad | None = [] if bad is None and self.skip_bad else bad
+        self._tell_of_other_features(source)
+        strange: list[str] = []
         for ids, store in stream(source, self.schema, chunk=batch_size, bad=left_out, smiles_column=column):
+            for graph, category in unseen(store, self.seen):
+                strange.append(f"{ids[graph]} ({named(category, self.schema)})")
             if table := self._table(ids, store):
                 rows += len(table["graph"])
                 yield table
@@ -81,6 +95,24 @@ class Predictor:
             raise UserError(self._nothing(source, left_out))
         if left_out and bad is None:
             warnings.warn(skipped(left_out), stacklevel=2)
+        if strange:
+            more = f" and {len(strange) - SHOWN} more" if len(strange) > SHOWN else ""
+            warnings.warn(
+                f"{len(strange)} graphs have what no training graph has, and weights that were never trained stand for it: "
+                f"{', '.join(strange[:SHOWN])}{more}",
+                stacklevel=2,
+            )
+
+    def _tell_of_other_features(self, source: "str | Path | Sequence[Data]") -> None:
+        """A warning, since graphs may have been given the features that SMILES have here."""
+        smiles = isinstance(source, str | Path) and str(source).endswith(CSV)
+        if self.from_smiles is not None and smiles != self.from_smiles:
+            here, there = ("SMILES", "graphs with features of their own")[:: 1 if smiles else -1]
+            warnings.warn(
+                f"these are {here}, and the model was trained on {there}: its predictions mean something only where "
+                "these are the Open Graph Benchmark's atom and bond features",
+                stacklevel=3,
+            )
 
     @torch.inference_mode()
     def _table(self, ids: list[str], store: GraphStore) -> Table:

@@ -1,8 +1,8 @@
 """The folder of a run: what describes it, and who may write to it.
 
 config.yaml     the settings, resolved, as the run has them now
-about.json      versions, git revision, times, command, metric, the digest of the user's own file, what changed when it was resumed
-task.json       the task, the features, the standardisation: what prediction needs beside the model
+about.json      versions, git revision, times, command, metric, digest of the user's own file, what changed when it was resumed
+task.json       the task, the features, those of training, the standardisation: what prediction needs beside the model
 splits.csv      of a user's own graphs: the id of each, its split, and its number there
 metrics.jsonl, metrics.csv, tensorboard/    the metrics of every epoch
 best/, last/    checkpoints, see `checkpoint`
@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 
 from sfiformer.config import ExperimentConfig
 from sfiformer.data.schema import Features, Schema
+from sfiformer.data.seen import Seen, seen_categories
 from sfiformer.data.source import digest
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.task import Task
@@ -80,6 +81,10 @@ class RunFolder:
             return Task(**values["task"]), schema, standardizer
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UserError(f"{self.path / TASK} is damaged: {error!r}") from None
+
+    def seen(self) -> Seen:
+        """The categories of the training graphs; nothing where that was not written."""
+        return self._json(TASK).get("seen", {})
 
     def result(self) -> dict[str, Any]:
         """What result.json holds."""
@@ -219,7 +224,12 @@ class RunFolder:
                 part: {name: column.tolist() for name, column in getattr(standardizer, part).items()}
                 for part in ("mean", "std")
             }
-        task = {"task": asdict(prepared.task), "schema": asdict(prepared.schema), "standardizer": scales}
+        task = {
+            "task": asdict(prepared.task),
+            "schema": asdict(prepared.schema),
+            "standardizer": scales,
+            "seen": seen_categories(prepared.stores["train"], prepared.schema),
+        }
         files = {
             CONFIG: prepared.config.to_yaml(),  # first: this file makes a folder a run
             TASK: _json_text(task),
