@@ -189,8 +189,13 @@ def test_graphs_by_their_ids(run, graphs):
         UserError, match=r"there is no graph 'x' in test; .*splits\.csv lists those there are"
     ):
         record_run(sparse, "x")
-    with pytest.raises(UserError, match=r"of graphs\.jsonl are called by their numbers, from 0, not '37'"):
-        record_run(sparse, "37", data=graphs)
+    assert (
+        record_run(sparse, "37", data=graphs).name
+        == record_run(sparse, 37, data=graphs).name
+        == "graphs.jsonl[37]"
+    )
+    with pytest.raises(UserError, match=r"no graph 'x' in graphs\.jsonl: its graphs are called 0, 1, 2, …"):
+        record_run(sparse, "x", data=graphs)
     splits = sparse / "splits.csv"
     written = splits.read_text()
     assert written.splitlines()[:2] == ["id,split,graph", "0,train,0"]

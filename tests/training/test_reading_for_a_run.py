@@ -121,6 +121,41 @@ def test_atoms_that_training_has_not_seen_are_told(trained, tmp_path):
         predict(run, table(tmp_path / "known.csv", {"smiles": MOLECULES}), device="cpu")
 
 
+def test_explained_graphs_of_a_file_are_called_as_predictions_call_them(trained, tmp_path):
+    run = trained(NAMES, {"data.skip_bad": True})
+    new = table(tmp_path / "new.csv", {"smiles": ["CC", "no SMILES", "CCCC"]})
+    with pytest.warns(UserWarning, match="skipped: 1 bad"):
+        assert predict(run, new, device="cpu")["graph"] == ["0", "2"]
+    explained = ExplainedRun(run, data=new)
+    with pytest.warns(UserWarning, match="skipped: 1 bad"):
+        assert (explained.record(2).name, explained.record(2).num_nodes) == ("new.csv[2]", 4)
+    with pytest.raises(
+        UserError, match=r"no graph '1' in new\.csv: its graphs are called 0, 2, as sfi predict"
+    ):
+        explained.record(1)
+    named = table(tmp_path / "named.csv", {"smiles": ["CC", "CCC"], "id": ["ethane", "propane"]})
+    for graph in ("propane", 1):
+        assert ExplainedRun(run, data=named).record(graph).num_nodes == 3
+
+
+def test_a_number_that_is_an_id_is_told_so(trained):
+    run = trained({**NAMES, "id": range(1000, 1020)})
+    explained = ExplainedRun(run)
+    own = RunFolder(run).ids()["test"][1]
+    with pytest.raises(
+        UserError, match=rf"no graph {own} in test: .* the one whose id is {own} has number 1"
+    ):
+        explained.record(int(own))
+
+
+def test_a_file_is_measured_whole(trained, tmp_path):
+    run = trained(NAMES)
+    with pytest.raises(UserError, match=r"is measured whole: give it without --split val"):
+        evaluate(run, data=tmp_path / "train.csv", split="val", device="cpu")
+    with pytest.warns(UserWarning, match="its training graphs are measured, too"):
+        evaluate(run, data=tmp_path / "train.csv", device="cpu")
+
+
 def test_graphs_that_are_not_made_of_smiles_are_told(trained, tmp_path):
     run = trained(NAMES)
     line = json.dumps({"x": [[5, 0, 4, 5, 3, 0, 2, 0, 0]], "edges": []})

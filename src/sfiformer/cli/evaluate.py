@@ -3,16 +3,21 @@
 import json
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from sfiformer.cli.options import Checkpoint, Debug, Device, LabelledGraphs, Split
+from sfiformer.cli.options import Checkpoint, Debug, Device, LabelledGraphs
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `sfi train`.")],
-    split: Split = "test",
+    split: Annotated[
+        Literal["train", "val", "test"] | None,
+        typer.Option(
+            "--split", metavar="train|val|test", help="A split of the run's data; test if not given."
+        ),
+    ] = None,
     data: LabelledGraphs = None,
     checkpoint: Checkpoint = "best",
     batch_size: Annotated[

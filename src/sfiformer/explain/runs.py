@@ -43,27 +43,37 @@ class ExplainedRun:
         self.path, self.config = folder.path, folder.config()
         self.task, _, self.standardizer = folder.task()
         self.model = load_checkpoint(folder, checkpoint)
-        self.place = split if data is None or Path(data).is_dir() else Path(data).name
+        self._of_file = data is not None and not Path(data).is_dir()
+        self.place = Path(data).name if data is not None and self._of_file else split
         self._split, self._data = split, data
-        self._ids = folder.ids() if self.place == split else {}  # of the run's own graphs, by split
+        self._ids = {} if self._of_file else folder.ids()  # of the run's own graphs, by split
         try:
             attention_layers(self.model)  # before minutes are spent on reading the data
         except UserError as error:
             raise UserError(f"{self.path}: {error}") from None
 
-    @cached_property
+    @property
     def stores(self) -> list[GraphStore]:
         """The graphs as they were read; those of a file come in several stores, without labels where they will not do."""
+        return [store for _, store in self._parts]
+
+    @cached_property
+    def _parts(self) -> list[tuple[list[str], GraphStore]]:
         run = RunFolder(self.path)
         try:
             return list(raw_stores(run, self._split, self._data))
         except ValueError as error:
-            if self._data is None or Path(self._data).is_dir():
+            if not self._of_file:
                 raise
             # What was wrong with the graphs themselves is wrong again.
-            stores = list(raw_stores(run, self._split, self._data, labels=False))
+            parts = list(raw_stores(run, self._split, self._data, labels=False))
             warnings.warn(f"labels are left out: {error}", stacklevel=2)
-            return stores
+            return parts
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """What the graphs of a file are called: as predictions call them, by their ids or their places in it."""
+        return [name for names, _ in self._parts for name in names] if self._of_file else []
 
     def __len__(self) -> int:
         """How many graphs there are."""
@@ -71,6 +81,8 @@ class ExplainedRun:
 
     def record(self, graph: int | str) -> GraphRecord:
         """What the model does with the graph of this number, or this id."""
+        if self._of_file:
+            graph = self._position(str(graph))
         return next(self.records([self._number(graph) if isinstance(graph, str) else graph]))
 
     def records(self, graphs: Sequence[int]) -> Iterator[GraphRecord]:
@@ -84,13 +96,27 @@ class ExplainedRun:
                 self.model,
                 batch,
                 task=self.task,
-                name=f"{self.place}[{graph}]",
+                name=f"{self.place}[{self._names[graph] if self._names else graph}]",
                 positions=self._positions(one),
                 id=ids[graph] if ids else None,
             )
 
+    def _position(self, name: str) -> int:
+        """Where among the graphs of a file the one of this name is; where all have ids, a number says it too."""
+        if name.isdecimal() and not any(other.isdecimal() for other in self._names):
+            return int(name)
+        found = [number for number, other in enumerate(self._names) if other == name]
+        if len(found) != 1:
+            some = ", ".join(self._names[:3]) + (", …" if len(self._names) > 3 else "")
+            wrong = "no graph" if not found else f"{len(found)} graphs"
+            raise UserError(
+                f"there is {wrong} {name!r} in {self.place}: its graphs are called {some}, as sfi predict calls them "
+                "(bad rows are left out)"
+            )
+        return found[0]
+
     def _number(self, graph: str) -> int:
-        """The number of the graph of this id."""
+        """The number of the graph of this id in the split."""
         if not self._ids:
             raise UserError(f"the graphs of {self.place} are called by their numbers, from 0, not {graph!r}")
         numbers = {
@@ -109,8 +135,14 @@ class ExplainedRun:
     def _find(self, graph: int) -> tuple[GraphStore, int]:
         offsets = np.cumsum([0, *map(len, self.stores)])
         if not 0 <= graph < offsets[-1]:
+            ids = self._ids.get(self._split, [])
+            hint = (
+                f"; the one whose id is {graph} has number {ids.index(str(graph))}"
+                if str(graph) in ids
+                else ""
+            )
             raise UserError(
-                f"there is no graph {graph} in {self.place}: its {offsets[-1]} graphs are numbered from 0"
+                f"there is no graph {graph} in {self.place}: its {offsets[-1]} graphs are numbered from 0{hint}"
             )
         part = int(np.searchsorted(offsets, graph, side="right")) - 1
         return self.stores[part], graph - int(offsets[part])

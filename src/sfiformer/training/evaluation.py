@@ -17,7 +17,7 @@ from sfiformer.config import DataConfig
 from sfiformer.data.named import load_dataset
 from sfiformer.data.pack import has_labels
 from sfiformer.data.schema import Schema
-from sfiformer.data.source import Bad, skipped
+from sfiformer.data.source import Bad, digest, skipped
 from sfiformer.data.store import GraphStore
 from sfiformer.data.task import Task
 from sfiformer.errors import UserError
@@ -80,7 +80,7 @@ def computed(metric: Metric) -> float:
 def evaluate(
     run: str | Path,
     *,
-    split: Literal["train", "val", "test"] = "test",
+    split: Literal["train", "val", "test"] | None = None,
     checkpoint: Literal["best", "last"] = "best",
     data: str | Path | None = None,
     batch_size: int | None = None,
@@ -90,7 +90,7 @@ def evaluate(
 
     Args:
         run: the run's folder.
-        split: of the run's own data.
+        split: of the run's own data; None for test.
         data: another place of the run's data (a folder, for `data.root`), or a file of labelled graphs like
             those that the run was trained on, all of which are evaluated.
         batch_size: graphs at a time; None for the run's own.
@@ -99,6 +99,9 @@ def evaluate(
     if batch_size is not None and batch_size < 1:
         raise UserError(f"the batch size is {batch_size}; it must be at least 1")
     folder = RunFolder(run)
+    if data is not None and Path(data).is_file():
+        _require_other_file(folder, data, split)
+    split = split or "test"
     config = folder.config()
     task, _, standardizer = folder.task()
     model = load_checkpoint(folder, checkpoint)
@@ -107,7 +110,7 @@ def evaluate(
     # A ranking has three variants of its metric.
     metric = (link_mrrs() if task.kind == "ranking" else objective(config, task)[1]).to(place)
     labelled, found = False, 0
-    for raw in raw_stores(folder, split, data):
+    for _, raw in raw_stores(folder, split, data):
         labelled, found = labelled or has_labels(raw, task), found + len(raw)
         store = model_inputs(
             raw, model.config, standardizer, encoding_cache(config) if data is None else None
@@ -131,12 +134,25 @@ def evaluate(
     return scores
 
 
+def _require_other_file(run: RunFolder, data: str | Path, split: str | None) -> None:
+    if split is not None:
+        raise UserError(
+            f"{data} is measured whole: give it without --split {split}, or take the split of the run's own data"
+        )
+    if digest(data) == run.about().get("data_sha256"):
+        warnings.warn(
+            f"{data} is the file that {run.path} was trained on: its training graphs are measured, too",
+            stacklevel=3,
+        )
+
+
 def raw_stores(
     run: RunFolder, split: str, data: str | Path | None, *, labels: bool = True
-) -> Iterator[GraphStore]:
+) -> Iterator[tuple[list[str], GraphStore]]:
     """The graphs of a split of a run's data, or of a file, with its labels or without, part by part, as they were read.
 
-    Bad rows are left out where the run left out its own, and a warning says so.
+    Those of a user's own file come with what they are called: their ids, or their places in the file. Bad rows are left out
+    where the run left out its own, and a warning says so.
     """
     config, (task, schema, _) = run.config(), run.task()
     # Columns by their names; a run of an earlier release knows those of several targets only.
@@ -161,14 +177,16 @@ def raw_stores(
             f"{dataset.name} is not what the run was trained on: {dataset.task.describe()}, not {task.describe()}"
         )
     _warn(dataset.bad)
-    yield dataset.splits[split]
+    yield dataset.ids.get(split, []), dataset.splits[split]
 
 
-def _file(data: str | Path, settings: DataConfig, task: Task | None, schema: Schema) -> Iterator[GraphStore]:
+def _file(
+    data: str | Path, settings: DataConfig, task: Task | None, schema: Schema
+) -> Iterator[tuple[list[str], GraphStore]]:
     from sfiformer.data.custom import stream  # PyTorch Geometric takes seconds to import
 
     bad: Bad | None = [] if settings.skip_bad else None
-    graphs = stream(
+    yield from stream(
         data,
         schema,
         task=task,
@@ -177,7 +195,6 @@ def _file(data: str | Path, settings: DataConfig, task: Task | None, schema: Sch
         targets=settings.targets,
         smiles_column=settings.smiles_column,
     )
-    yield from (store for _, store in graphs)
     _warn(bad)
 
 
