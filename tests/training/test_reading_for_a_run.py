@@ -156,6 +156,19 @@ def test_a_file_is_measured_whole(trained, tmp_path):
         evaluate(run, data=tmp_path / "train.csv", device="cpu")
 
 
+def test_another_file_is_evaluated_by_its_own_column_and_without_its_bad_rows(trained, tmp_path):
+    run = trained(NAMES)
+    other = {"mol": [*MOLECULES, "no SMILES"], "colour": [*NAMES["colour"], "red"]}
+    new = table(tmp_path / "new.csv", other)
+    with pytest.raises(ValueError, match="--smiles-column elsewhere"):
+        evaluate(run, data=new, device="cpu")
+    with pytest.raises(ValueError, match="line 22: the SMILES"):
+        evaluate(run, data=new, smiles_column="mol", device="cpu")
+    with pytest.warns(UserWarning, match="skipped: 1 bad"):
+        scores = evaluate(run, data=new, smiles_column="mol", skip_bad=True, device="cpu")
+    assert scores == evaluate(run, data=table(tmp_path / "good.csv", NAMES), device="cpu")
+
+
 def test_graphs_that_are_not_made_of_smiles_are_told(trained, tmp_path):
     run = trained(NAMES)
     line = json.dumps({"x": [[5, 0, 4, 5, 3, 0, 2, 0, 0]], "edges": []})

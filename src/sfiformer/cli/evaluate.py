@@ -25,13 +25,33 @@ def evaluate(
         typer.Option("--batch-size", metavar="N", help="Graphs at a time; as in training if not given."),
     ] = None,
     device: Device = "auto",
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="With --data, leave out rows that cannot be read.")
+    ] = False,
+    smiles_column: Annotated[
+        str | None,
+        typer.Option(
+            "--smiles-column",
+            metavar="NAME",
+            help="With --data, the column of a CSV; as in training, or found, if not given.",
+        ),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
     """Measure a run's model on a split of its data, or on a file of labelled graphs."""
     from sfiformer.training import evaluate as measure
 
-    scores = measure(run, split=split, checkpoint=checkpoint, data=data, batch_size=batch_size, device=device)
+    scores = measure(
+        run,
+        split=split,
+        checkpoint=checkpoint,
+        data=data,
+        batch_size=batch_size,
+        device=device,
+        skip_bad=skip_bad,
+        smiles_column=smiles_column,
+    )
     if json_output:
         # JSON knows no NaN: a metric that is not defined is null.
         print(json.dumps({name: None if math.isnan(value) else value for name, value in scores.items()}))

@@ -152,7 +152,7 @@ def find_columns(
         if "smiles" not in by_lower and len(found) != 1:
             raise ValueError(
                 f"{path}: no column 'smiles' among {', '.join(header)}; name the one that holds them "
-                "(--data.smiles_column of sfi train, --smiles-column of sfi predict and sfi data info)"
+                "(--data.smiles_column of sfi train, --smiles-column elsewhere)"
             )
         smiles = by_lower.get("smiles") or found[0]
     if targets:

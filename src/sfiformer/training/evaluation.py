@@ -2,11 +2,11 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -85,6 +85,8 @@ def evaluate(
     data: str | Path | None = None,
     batch_size: int | None = None,
     device: str = "auto",
+    skip_bad: bool = False,
+    smiles_column: str | None = None,
 ) -> dict[str, float]:
     """The metrics of a run's checkpoint, by name; of several targets to regress, the error of each, too.
 
@@ -95,6 +97,8 @@ def evaluate(
             those that the run was trained on, all of which are evaluated.
         batch_size: graphs at a time; None for the run's own.
         device: "cpu", "cuda", …; "auto" for a GPU where there is one.
+        skip_bad: leave out bad rows of a file, with a warning, also where the run did not leave out its own.
+        smiles_column: of a CSV; None: as in training, or found.
     """
     if batch_size is not None and batch_size < 1:
         raise UserError(f"the batch size is {batch_size}; it must be at least 1")
@@ -110,7 +114,10 @@ def evaluate(
     # A ranking has three variants of its metric.
     metric = (link_mrrs() if task.kind == "ranking" else objective(config, task)[1]).to(place)
     labelled, found = False, 0
-    for _, raw in raw_stores(folder, split, data):
+    reading: dict[str, Any] = {"skip_bad": True} if skip_bad else {}
+    if smiles_column is not None:
+        reading["smiles_column"] = smiles_column
+    for _, raw in raw_stores(folder, split, data, reading=reading):
         labelled, found = labelled or has_labels(raw, task), found + len(raw)
         store = model_inputs(
             raw, model.config, standardizer, encoding_cache(config) if data is None else None
@@ -147,18 +154,24 @@ def _require_other_file(run: RunFolder, data: str | Path, split: str | None) -> 
 
 
 def raw_stores(
-    run: RunFolder, split: str, data: str | Path | None, *, labels: bool = True
+    run: RunFolder,
+    split: str,
+    data: str | Path | None,
+    *,
+    labels: bool = True,
+    reading: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[list[str], GraphStore]]:
     """The graphs of a split of a run's data, or of a file, with its labels or without, part by part, as they were read.
 
     Those of a user's own file come with what they are called: their ids, or their places in the file. Bad rows are left out
-    where the run left out its own, and a warning says so.
+    where the run left out its own, and a warning says so. ``reading`` are settings of a file that are not the run's.
     """
     config, (task, schema, _) = run.config(), run.task()
     # Columns by their names; a run of an earlier release knows those of several targets only.
     targets = config.data.targets or task.columns or task.target_names
     settings = replace(config.data, targets=targets)
     if data is not None and not Path(data).is_dir():
+        settings = replace(settings, **(reading or {}))
         yield from _file(data, settings, task if labels else None, schema)
         return
     run.require_own_file("give it with --data to take all of its graphs, or train anew")
