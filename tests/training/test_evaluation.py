@@ -124,6 +124,8 @@ def test_what_cannot_be_evaluated_is_told(run_on, tmp_path):
     with pytest.raises(UserError, match=r"is no run: it has no config.yaml"):
         evaluate(tmp_path)
     result, file = run_on("binary", {"data.fractions": [0.8, 0.2, 0.0]})
+    with pytest.raises(UserError, match=r"is no run: it has no config.yaml; did you mean "):
+        evaluate(result.run / "best")
     assert result.test is None
     unlabelled = tmp_path / "unlabelled.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]

@@ -146,6 +146,12 @@ def test_early_stopping(tmp_path, quiet):
     assert result.best_epoch == 1
 
 
+def test_early_stopping_is_said(tmp_path, experiment, capsys):
+    settings = {"trainer.patience": 1, "trainer.epochs": 30, "optim.lr": 1e-9}
+    train(experiment(settings), tmp_path / "run", progress=None)
+    assert "ended: not better for 1 epochs (trainer.patience)" in capsys.readouterr().out
+
+
 def test_resuming_a_finished_run_and_going_on_with_it(tmp_path, quiet, outcome):
     run = tmp_path / "run"
     first = quiet(run, resume=True)  # nothing there yet: it starts

@@ -114,6 +114,9 @@ def train(
             stack.close()
             print(_farewell(stop, state, run.path), file=sys.stderr, flush=True)
             raise
+        patience = prepared.config.trainer.patience
+        if patience is not None and len(state.history) < prepared.config.trainer.epochs:
+            shown.say(f"ended: not better for {patience} epochs (trainer.patience)")
         result = Result.of(
             state.history,
             run=run.path,

@@ -287,7 +287,9 @@ class RunFolder:
         if not self.path.is_dir():
             raise UserError(f"there is no folder {self.path}: a run is a folder that sfi train makes")
         if not self.exists:
-            raise UserError(f"{self.path} is no run: it has no {CONFIG}")
+            above = self.path.parent
+            hint = f"; did you mean {above}?" if (above / CONFIG).is_file() else ""
+            raise UserError(f"{self.path} is no run: it has no {CONFIG}{hint}")
 
     def _json(self, name: str) -> dict[str, Any]:
         self._require()
