@@ -151,6 +151,46 @@ def test_a_text_among_numbers_is_named_where_classes_make_no_sense():
     assert infer_task(few, level="graph").class_names == ("0", "1", "2", "unknown")
 
 
+def test_a_text_label_of_nodes_may_begin_with_a_missing_one():
+    records = [graph([0.5 + 3 * i + j for j in range(3)]) for i in range(10)] + [graph([None, "<10", None])]
+    with pytest.raises(ValueError, match="the label '<10' is text, and 30 others are numbers"):
+        infer_task(records, level="node")
+
+
+def test_the_labels_that_are_numbers_are_counted_not_their_values():
+    records = [graph(y=0.5 + i % 15) for i in range(45)] + [graph(y=">5")]
+    with pytest.raises(
+        ValueError, match=r"'>5' is text, and 45 others are numbers: .* say --data.kind class"
+    ):
+        infer_task(records, level="graph")
+
+
+def test_decimals_with_a_comma_are_no_classes():
+    for labels in (["103,12", "7", 12, None, "1.103,5"], ["0,5", "1,5"] * 20):
+        with pytest.raises(
+            ValueError, match=r"^labels in column mw such as '\d+,\d+' are text, for their comma: write"
+        ):
+            infer_task(graphs(*labels), target_names=["mw"])
+        assert infer_task(graphs(*labels), kind="classification").kind == "classification"
+    with pytest.raises(ValueError, match=r"write decimals with a point \(1103.5\)$"):
+        infer_task(graphs("1.103,5", "-2,5e3"))
+    with pytest.raises(ValueError, match="there is the label '0,5'; write decimals with a point"):
+        infer_task(graphs("0,5", "1,5"), kind="regression")
+    assert infer_task(graphs("2,4-D", "1,1,1", "2,4-D")).kind == "binary"
+
+
+def test_texts_that_hardly_come_twice_are_no_classes():
+    names = [f"m{i}" for i in range(20)]
+    with pytest.raises(
+        ValueError, match=r"^11 of the 20 different labels in column SMILES, such as 'm0', occur only once"
+    ):
+        infer_task(graphs(*names, *names[:9]), target_names=["SMILES"])
+    assert infer_task(graphs(*names, *names[:10])).outputs == 20
+    assert infer_task(graphs(*names[:10])).outputs == 10
+    assert infer_task(graphs(*names), kind="classification").outputs == 20
+    assert infer_task(graphs(*names), classes=names).outputs == 20
+
+
 def test_whole_numbers_that_are_amounts_are_predicted_as_such():
     weights = [graph(y=40 + 3 * (i % 60)) for i in range(600)]
     assert infer_task(weights, level="graph").kind == "regression"

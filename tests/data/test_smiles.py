@@ -114,6 +114,13 @@ def test_several_columns_of_text_are_no_targets_together(tmp_path):
         build()
 
 
+def test_a_decimal_comma_among_several_targets(tmp_path):
+    path = write(tmp_path, 'smiles,mw,logP\nC,"16,04",1\n')
+    ((_, build),) = smiles.rows(path, smiles.Columns("smiles", ("mw", "logP")))
+    with pytest.raises(ValueError, match=r"^'16,04' in column mw: .*; write decimals with a point$"):
+        build()
+
+
 def test_truth_values(tmp_path):
     path = write(tmp_path, "smiles,toxic,soluble\nC,True,0\nCC,,false\n")
     first, second = (build() for _, build in smiles.rows(path, smiles.find_columns(path)))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .record import Record, label_text
+from .record import Record, has_decimal_comma, label_text
 from .task import Kind, Level, Task, listed
 
 FEW_CLASSES = 10  # so many integer labels are classes; more must be numbered as such, with five rows a class
@@ -102,7 +102,7 @@ def infer_task(
         raise ValueError("every label (y) is missing, so there is nothing to train on")
 
     if text and kind is None and classes is None:
-        _require_text(records, tables)
+        _require_names(records, cells, target_names)
     truth = not text and set(distinct) <= {0.0, 1.0}
     few = whole and _are_numbers_of_classes(distinct, len(cells))
     names = _class_names(classes if classes is not None else 2 if truth else distinct)
@@ -137,7 +137,8 @@ def infer_task(
         plain = names == _class_names(len(names))
         return Task(level, kind, 1 if kind == "binary" else len(names), class_names=None if plain else names)
     if text:
-        raise ValueError(f"{kind} needs numbers, and there is the label {distinct[0]!r}")
+        remedy = "; write decimals with a point" if has_decimal_comma(distinct[0]) else ""
+        raise ValueError(f"{kind} needs numbers, and there is the label {distinct[0]!r}{remedy}")
     return Task(level, kind, width, target_names=tuple(target_names) if target_names else None)
 
 
@@ -147,21 +148,33 @@ def _are_numbers_of_classes(distinct: Sequence[Any], rows: int) -> bool:
     return len(distinct) <= FEW_CLASSES or (numbered and 5 * len(distinct) <= rows)
 
 
-def _require_text(records: Sequence[Record], tables: Sequence[np.ndarray]) -> None:
-    """Labels that are numbers, too many to be names of classes, but for a few of text: what is wrong are these."""
-    numbers = {
-        cell
-        for record in records
-        if record.y is not None and not record.y.text
-        for cell in record.y.values.ravel().tolist()
-        if cell == cell
-    }
-    if len(numbers) > max(FEW_CLASSES, len(tables) // 5):
+def _require_names(records: Sequence[Record], cells: np.ndarray, target_names: Sequence[str] | None) -> None:
+    """Refuse text that names no classes: decimals with a comma, a few among numbers, or hardly a label twice."""
+    labels = [cell for cell in cells if cell is not None and cell == cell]
+    numbers = [label for label in labels if not isinstance(label, str)]
+    texts = [label for label in labels if isinstance(label, str)]
+    column = f" in column {target_names[0]}" if target_names else ""
+    commas = [label for label in texts if has_decimal_comma(label)]
+    if 2 * len(commas) > len(texts):
+        raise ValueError(
+            f"labels{column} such as {commas[0]!r} are text, for their comma: write decimals with a point "
+            f"({commas[0].replace('.', '').replace(',', '.')})"
+        )
+    if len(set(numbers)) > max(FEW_CLASSES, len(labels) // 5):
         odd = next(record for record in records if record.y is not None and record.y.text)
         assert odd.y is not None
+        shown = next(label for label in odd.y.values.ravel() if label is not None)
         raise ValueError(
-            f"{odd.place}: the label {label_text(odd.y.values.ravel()[0])!r} is text, and {len(numbers)} others are numbers: "
-            "correct it, leave it empty where it is missing, or say kind='classification'"
+            f"{odd.place}: the label {shown!r} is text, and {len(numbers)} others are numbers: "
+            "correct it, leave it empty where it is missing, or say --data.kind classification"
+        )
+    counts = Counter(map(label_text, labels))
+    once = sum(count == 1 for count in counts.values())
+    if len(counts) > FEW_CLASSES and 2 * once > len(counts):
+        raise ValueError(
+            f"{once} of the {len(counts)} different labels{column}, such as {texts[0][:40]!r}, occur only once, "
+            "and are hardly classes: name another column (--data.targets of sfi train, --targets of sfi data info), or "
+            "say --data.kind classification"
         )
 
 

@@ -1,5 +1,6 @@
 """One graph as a user's file or list gives it, checked on its own before anything is packed."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ FIELDS = frozenset(
     + ["edge_label_index", "links", "edge_label"]
     + [f"{name}_mask" for name in MASKS]
 )
+
+_DECIMAL_COMMA = re.compile(r"[+-]?[\d.]*,\d+(e[+-]?\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,11 @@ def label_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return str(int(value)) if isinstance(value, int) or value.is_integer() else repr(value)
+
+
+def has_decimal_comma(label: str) -> bool:
+    """Whether a text is a number but for its comma, as spreadsheets write 1,5 where a point parts thousands."""
+    return _DECIMAL_COMMA.fullmatch(label) is not None
 
 
 def _name(value: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .jsonl import open_bytes
-from .record import Record, Rows
+from .record import Record, Rows, has_decimal_comma
 
 ATOM_SIZES = (119, 5, 12, 12, 10, 6, 6, 2, 2)  # categories of each of the 9 atom features
 BOND_SIZES = (5, 6, 2)  # and of the 3 bond features
@@ -240,9 +240,13 @@ def _number(column: str, text: str) -> Any:
     if isinstance(value, str | list):
         value = _TRUTH.get(text.strip().lower())
         if value is None:
+            remedy = (
+                "write decimals with a point"
+                if has_decimal_comma(text.strip())
+                else "choose others (--data.targets of sfi train, --targets of sfi data info)"
+            )
             raise ValueError(
-                f"{text.strip()[:40]!r} in column {column}: of several targets each is a number or a truth value; "
-                "choose others (--data.targets of sfi train, --targets of sfi data info)"
+                f"{text.strip()[:40]!r} in column {column}: of several targets each is a number or a truth value; {remedy}"
             )
     return value
 
