@@ -199,6 +199,9 @@ def test_whole_numbers_that_are_amounts_are_predicted_as_such():
 
 def test_whole_numbers_that_count_classes_are_classes():
     for first in (0, 1):
-        numbered = [graph(y=first + i % 60) for i in range(600) if i % 60 != 33]
-        assert infer_task(numbered, level="graph").outputs == 59
-        assert infer_task(numbered[:200], level="graph").kind == "regression"  # too few rows of each
+        numbered = [graph(y=first + i % 60) for i in range(300)]
+        assert infer_task(numbered, level="graph").outputs == 60
+        assert infer_task([*numbered, graph()], level="graph").outputs == 60
+        assert infer_task(numbered[1:], level="graph").kind == "regression"  # four rows of the first
+        with_a_gap = [record for i, record in enumerate(numbered) if i % 60 != 33]
+        assert infer_task(with_a_gap, level="graph").kind == "regression"

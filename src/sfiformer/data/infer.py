@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from .record import Record, has_decimal_comma, label_text
 from .task import Kind, Level, Task, listed
 
-FEW_CLASSES = 10  # so many integer labels are classes; more must be numbered as such, with five rows a class
+FEW_CLASSES = 10  # so many integer labels are classes; more must be numbered as such, with five rows of each
 Classes = int | Sequence[str]
 
 
@@ -79,10 +78,10 @@ def infer_task(
     """The task that the labels of all splits pose; what is given is kept, the rest inferred.
 
     One column: text is classes; zeros and ones are binary, as are two classes; integers are classes when
-    they are few (10 at most), or numbers from 0 or 1 on with hardly a gap and five rows a class; all else is
-    regression. Several columns: multi-label
-    when all are zeros and ones, else regression. Links without labels are true links, to be ranked above all
-    other pairs. `classes` is the number of classes (integer labels 0, 1, …) or their names in order.
+    they are few (10 at most), or numbers from 0 or 1 on without a gap and with five rows of each; all else is
+    regression. Several columns: multi-label when all are zeros and ones, else regression. Links without labels
+    are true links, to be ranked above all other pairs. `classes` is the number of classes
+    (integer labels 0, 1, …) or their names in order.
     """
     level = level or infer_level(records)
     tables = [table for record in records if (table := label_rows(record, level)) is not None]
@@ -104,7 +103,7 @@ def infer_task(
     if text and kind is None and classes is None:
         _require_names(records, cells, target_names)
     truth = not text and set(distinct) <= {0.0, 1.0}
-    few = whole and _are_numbers_of_classes(distinct, len(cells))
+    few = whole and _are_numbers_of_classes(cells[~np.isnan(cells)])
     names = _class_names(classes if classes is not None else 2 if truth else distinct)
     if kind is None and width > 1:
         kind = "multilabel" if truth else "regression"
@@ -142,10 +141,11 @@ def infer_task(
     return Task(level, kind, width, target_names=tuple(target_names) if target_names else None)
 
 
-def _are_numbers_of_classes(distinct: Sequence[Any], rows: int) -> bool:
-    """Whether so many rows of these whole numbers, in order, are classes, and not amounts."""
-    numbered = distinct[0] in (0, 1) and 10 * len(distinct) >= 9 * distinct[-1]
-    return len(distinct) <= FEW_CLASSES or (numbered and 5 * len(distinct) <= rows)
+def _are_numbers_of_classes(labels: np.ndarray) -> bool:
+    """Whether whole numbers are classes, and not amounts."""
+    distinct, counts = np.unique(labels, return_counts=True)
+    without_gap = distinct[0] in (0, 1) and distinct[-1] - distinct[0] == len(distinct) - 1
+    return len(distinct) <= FEW_CLASSES or bool(without_gap and counts.min() >= 5)
 
 
 def _require_names(records: Sequence[Record], cells: np.ndarray, target_names: Sequence[str] | None) -> None:
