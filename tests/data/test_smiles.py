@@ -83,6 +83,25 @@ def test_finds_targets(tmp_path, header, row, targets):
     assert smiles.find_columns(write(tmp_path, f"{header}\n{row}\n")).targets == targets
 
 
+@pytest.mark.parametrize(
+    ("header", "identifier"),
+    [
+        ("compound_id,SMILES,y", "compound_id"),
+        ("Molecule ChEMBL ID,Smiles,y", "Molecule ChEMBL ID"),
+        ("smiles_id,canonical_smiles,y", "smiles_id"),
+        ("name,CAS-Number,smiles,y", "CAS-Number"),
+        (",smiles,InChIKey", "InChIKey"),
+        ("row,name,smiles,y", "name"),
+        ("id,id,cid,smiles,y", "cid"),
+        ("plate_id,smiles,y", None),
+    ],
+)
+def test_finds_the_identifier(tmp_path, header, identifier):
+    columns = smiles.find_columns(write(tmp_path, f"{header}\n"))
+    assert columns.id == identifier
+    assert identifier not in columns.targets
+
+
 def test_the_table_of_the_documents(tmp_path):
     commands = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
     section = commands.split("### A CSV of molecules")[1]

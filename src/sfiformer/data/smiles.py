@@ -26,7 +26,13 @@ _MISSING = frozenset(["", "na", "n/a", "#n/a", "<na>", "nan", "null", "none"])
 _TRUTH = {"false": 0, "true": 1}
 _INTEGER = re.compile(r"[+-]?\d+")
 _LABEL_NAMES = ("y", "label", "labels", "target", "targets", "class")
-_ID_NAMES = ("id", "identifier", "name", "mol_id", "molecule_id", "index", "row", "")
+# As _plain writes them; of several columns the first of these is taken, and an unnamed one last.
+_ID_NAMES = (
+    *("id", "identifier", "molid", "moleculeid", "compoundid", "cmpdid", "ligandid", "drugid", "sampleid"),
+    *("smilesid", "chemblid", "moleculechemblid", "compoundchemblid", "zincid", "drugbankid", "pubchemid"),
+    *("pubchemcid", "cid", "inchikey", "standardinchikey", "cas", "casnumber", "casrn"),
+    *("name", "moleculename", "compoundname", "index", "row", ""),
+)
 
 
 @cache
@@ -141,14 +147,14 @@ def find_columns(
 
     Targets that are not given: a column called y, label(s), target(s) or class; else all further columns
     whose every entry is a number, a truth value or missing; else a single further column of text. An unnamed
-    column and ones called id, identifier, index or name are not targets. A file that need not be `labelled` may have none
-    of the given targets.
+    column and ones that are called as identifiers are (id, compound_id, CAS, name, index, …) are not targets. A file
+    that need not be `labelled` may have none of the given targets.
     """
     _, header = next(_csv(path))
     _require_commas(path, header)
     by_lower = {name.strip().lower(): name for name in reversed(header)}  # of several, the first
     if smiles is None:
-        found = [name for name in header if "smiles" in name.lower()]
+        found = [name for name in header if "smiles" in name.lower() and not _is_id(name)]
         if "smiles" not in by_lower and len(found) != 1:
             raise ValueError(
                 f"{path}: no column 'smiles' among {', '.join(header)}; name the one that holds them "
@@ -163,7 +169,7 @@ def find_columns(
     unknown = [name for name in wanted if name not in header]
     if unknown:
         raise ValueError(f"{path}: no column {unknown[0]!r}; the columns are {', '.join(header)}")
-    names = [by_lower[name] for name in _ID_NAMES if name in by_lower]
+    names = sorted(filter(_is_id, header), key=lambda name: _ID_NAMES.index(_plain(name)))
     identifier = next((name for name in names if header.count(name) == 1), None)
     columns = Columns(smiles, tuple(targets or ()), split if split in header else None, identifier)
     if targets is None:
@@ -176,6 +182,15 @@ def find_columns(
         if columns.targets.count(name) > 1:
             raise ValueError(f"{path}: the target {name!r} is named twice")
     return columns
+
+
+def _is_id(name: str) -> bool:
+    return _plain(name) in _ID_NAMES
+
+
+def _plain(name: str) -> str:
+    """The name of a column in one spelling: Compound ID, compound-id and compound_id are alike."""
+    return re.sub(r"[\s_-]", "", name.lower())
 
 
 def _require_commas(path: Path, header: Sequence[str]) -> None:
@@ -253,7 +268,7 @@ def _number(column: str, text: str) -> Any:
 
 def _guess_targets(path: Path, header: list[str], columns: Columns) -> tuple[str, ...]:
     taken = {columns.smiles, columns.split}
-    free = [name for name in header if name not in taken and name.strip().lower() not in _ID_NAMES]
+    free = [name for name in header if name not in taken and not _is_id(name)]
     named = [name for name in free if name.strip().lower() in _LABEL_NAMES]
     if named:
         return tuple(named[:1])
