@@ -349,11 +349,26 @@ def test_molecules_that_training_has_seen_are_said(tmp_path):
     pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
     file = tmp_path / "m.csv"
     rows = [
-        f"{'C' * (1 + i % 10)},{i / 10},{part}\n"
+        f"{'CN'[i // 10]}{'C' * (i % 10)}{'NC'[i // 10]},{i / 10},{part}\n"  # the same from its other end
         for i, part in enumerate(["train"] * 10 + ["val", "test"] * 5)
     ]
     file.write_text("smiles,y,split\n" + "".join(rows))
-    said = "10 graphs of val and test have the SMILES of a graph of train: scores on them say little"
-    assert load_custom(file).notes[-1].startswith(said)
+    said = "10 graphs of val and test with a molecule of train: scores on them say little"
+    assert load_custom(file).notes[-2].startswith(said)
+    file.write_text("smiles,y,split\nC[C@H](N)O,1,train\nC[C@@H](N)O,2,val\nCC(N)O,3,test\n")
+    assert not any("molecule" in note for note in load_custom(file).notes)  # of another chirality
+    graphs = [line(i, y=i / 10, smiles="C" * (1 + i % 5), split=["train", "test"][i > 4]) for i in range(6)]
+    said = "1 graph of val and test with a molecule of train"  # compared as text, for want of RDKit's reading
+    assert load_custom(write(tmp_path, graphs)).notes[-2].startswith(said)
     file.write_text("smiles,y\n" + "".join(f"{'C' * (1 + i)},{i / 10}\n" for i in range(20)))
-    assert not any("SMILES" in note for note in load_custom(file).notes)
+    assert not any("molecule" in note for note in load_custom(file).notes)
+
+
+def test_molecules_with_several_labels_are_said(tmp_path):
+    pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
+    pairs = [("CCO,1,2", "OCC,1,"), ("CCN,1,2", "NCC,1,3"), ("CCC,0,", "CCC,,2")]  # only the second differs
+    (tmp_path / "m.csv").write_text("smiles,a,b\n" + "".join(f"{one}\n{two}\n" for one, two in pairs))
+    assert load_custom(tmp_path / "m.csv").notes[-1] == "1 molecule in several graphs with different labels"
+    rows = [f"{'CC' * (1 + i // 2)},{'ab'[i % 3 == 0]}\n" for i in range(12)] + ["CC,\n"]
+    (tmp_path / "m.csv").write_text("smiles,y\n" + "".join(rows))
+    assert load_custom(tmp_path / "m.csv").notes[-1] == "4 molecules in several graphs with different labels"

@@ -6,7 +6,7 @@
 `stream` reads the same sources for prediction, a few graphs at a time.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from . import smiles
 from .dataset import Dataset
@@ -125,7 +126,7 @@ def load_custom(
             if members
         },
         bad=bad or [],
-        notes=(*_notes(records, task, how, stores), *_seen_before(records, chosen)),
+        notes=(*_notes(records, task, how, stores), *_about_molecules(records, task, chosen)),
     )
 
 
@@ -261,16 +262,30 @@ def _notes(records: list[Record], task: Task, how: str, stores: Mapping[str, Gra
     return tuple(notes)
 
 
-def _seen_before(records: list[Record], chosen: Split) -> list[str]:
-    """A line that says how many molecules to measure by are those of training."""
-    trained = {records[i].smiles for i in chosen["train"]} - {None}
-    again = sum(records[i].smiles in trained for part in ("val", "test") for i in chosen.get(part, ()))
-    if not again:
-        return []
-    return [
-        f"{again} graphs of val and test have the SMILES of a graph of train: scores on them say little "
-        "(--data.split scaffold keeps equal molecules together)"
-    ]
+def _about_molecules(records: list[Record], task: Task, chosen: Split) -> list[str]:
+    """Lines that say how many molecules to measure by are those of training, and how many contradict themselves."""
+    molecules = [record.molecule or record.smiles for record in records]
+    trained = {molecules[i] for i in chosen["train"]} - {None}
+    again = sum(molecules[i] in trained for part in ("val", "test") for i in chosen.get(part, ()))
+    lines = []
+    if again:
+        lines.append(
+            f"{again} graph{'s' * (again > 1)} of val and test with a molecule of train: scores on them say little "
+            "(--data.split scaffold keeps equal molecules together)"
+        )
+    labels = defaultdict(list)
+    for record, molecule in zip(records, molecules, strict=True):
+        if molecule is not None and record.y is not None and task.level == "graph":
+            labels[molecule].append(encode(record, task).float())
+    odd = sum(_differ(torch.stack(rows)) for rows in labels.values() if len(rows) > 1)
+    if odd:
+        lines.append(f"{odd} molecule{'s' * (odd > 1)} in several graphs with different labels")
+    return lines
+
+
+def _differ(labels: Tensor) -> bool:
+    """Whether rows of labels [rows, …] differ where they are not missing (NaN)."""
+    return bool((labels.nan_to_num(-torch.inf).amax(0) > labels.nan_to_num(torch.inf).amin(0)).any())
 
 
 def _absent(stores: Mapping[str, GraphStore], task: Task) -> list[str]:

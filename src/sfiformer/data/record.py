@@ -45,6 +45,7 @@ class Record:
     id: str = ""
     split: str | None = None
     smiles: str | None = None
+    molecule: str | None = None  # RDKit's canonical SMILES of it, where it was read as a molecule
     unused: frozenset[str] = frozenset()  # names of fields that were given and are not read
     place: str = ""  # file and line (or graph), for messages
     number: int = 0  # its place among all rows of the source, bad ones included

@@ -82,9 +82,11 @@ def molecule_graph(smiles: str) -> dict[str, np.ndarray]:
     hybridization, aromatic, in a ring. Bonds: type, stereo, conjugated. The last category of a list stands
     for all other values.
     """
-    _, chirality, hybridization, bond_type, stereo = _rdkit()
-    molecule = parse_smiles(smiles)
+    return _graph(parse_smiles(smiles))
 
+
+def _graph(molecule: Any) -> dict[str, np.ndarray]:
+    _, chirality, hybridization, bond_type, stereo = _rdkit()
     x = np.array(
         [
             (
@@ -214,7 +216,8 @@ def _parse(header: list[str], row: list[str], columns: Columns) -> Record:
         raise ValueError(f"{len(row)} cells under {len(header)} columns")
     cells = dict(zip(header, row, strict=True))
     smiles = cells[columns.smiles].strip()
-    fields: dict[str, Any] = {**molecule_graph(smiles), "smiles": smiles}
+    molecule = parse_smiles(smiles)
+    fields: dict[str, Any] = {**_graph(molecule), "smiles": smiles}
     if columns.targets:
         # One column may hold text, or all targets of the molecule as a list.
         alone = len(columns.targets) == 1
@@ -227,6 +230,7 @@ def _parse(header: list[str], row: list[str], columns: Columns) -> Record:
     if columns.id is not None:
         fields["id"] = cells[columns.id].strip() or None
     record = Record.from_fields(fields)
+    record.molecule = _rdkit()[0].MolToSmiles(molecule)
     record.unused = frozenset(header) - {columns.smiles, *columns.targets, columns.split, columns.id, ""}
     return record
 
