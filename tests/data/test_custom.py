@@ -262,6 +262,17 @@ def test_molecules(tmp_path):
     assert (one.task.outputs, one.task.target_names) == (1, ("logP",))
 
 
+def test_a_column_whose_rows_were_all_left_out_as_bad_is_said_with_the_first_reason(tmp_path):
+    pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
+    rows = [f"{'C' * (1 + i)},{['active', '', 'inactive'][i % 3]},{i / 2}\n" for i in range(12)]
+    (tmp_path / "m.csv").write_text("smiles,activity,logP\n" + "".join(rows))
+    with pytest.raises(
+        ValueError,
+        match=r"m.csv: target activity has no label .*; left out as bad: 8, the first .*m.csv, line 2: 'active' in column",
+    ):
+        load_custom(tmp_path / "m.csv", targets=["activity", "logP"], skip_bad=True)
+
+
 def test_truth_values_of_several_columns_are_labels(tmp_path):
     pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
     rows = [f"{'C' * (1 + i)},{i % 2 == 0},{'' if i == 3 else i % 3 == 0}\n" for i in range(10)]

@@ -46,7 +46,7 @@ def test_levels():
     assert infer_level([graph([0, 1, 1])]) == "node"
     assert infer_level([graph([0, 1, 1], train_mask=[1, 1, 0])] * 2) == "node"
     assert infer_level([graph(links=[[0, 1]])]) == "link"
-    with pytest.raises(ValueError, match="say level='node'"):
+    with pytest.raises(ValueError, match=r"say --data\.level node"):
         infer_level([graph([0, 1, 1]), graph([0, 0, 1])])
     with pytest.raises(ValueError, match=r"y has shape \[2\] in a graph of 4 nodes"):
         infer_level([graph([0, 1, 1]), graph([0, 1], nodes=4)])
@@ -56,7 +56,7 @@ def test_one_odd_graph_does_not_change_the_level():
     assert infer_level([graph([0]), graph([1]), graph([0, 1, 1])]) == "graph"
     assert infer_level([graph(0), graph(1), graph([0, 1, 1])]) == "graph"
     assert infer_level([graph([0, 1, 1]), graph([0, 1, 1, 0], nodes=4), graph([0, 1])]) == "node"
-    with pytest.raises(ValueError, match="say level='node'"):
+    with pytest.raises(ValueError, match=r"say --data\.level node"):
         infer_level([graph([0, 1, 1]), graph([0, 0, 1]), graph([0, 1])])
 
 
@@ -83,7 +83,9 @@ def test_overrides():
     assert infer_task(graphs(0, 1), kind="classification") == Task("graph", "classification", 2)
     assert infer_task(graphs(0, 1, 3), kind="regression") == Task("graph", "regression", 1)
     assert infer_task([graph([0, 1, 1])] * 2, level="graph") == Task("graph", "multilabel", 3)
-    with pytest.raises(ValueError, match="binary needs two classes, the labels have 3"):
+    with pytest.raises(
+        ValueError, match=r"binary needs two classes, the labels have 3: say --data.kind classification"
+    ):
         infer_task(graphs(0, 1, 2), kind="binary")
     with pytest.raises(ValueError, match="regression needs numbers, and there is the label 'a'"):
         infer_task(graphs("a", "b"), kind="regression")

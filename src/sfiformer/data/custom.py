@@ -79,40 +79,41 @@ def load_custom(
     settle = _settle_split if split in ("auto", "column") else _forget_split
     records = [record for record in read_graphs(rows, bad=bad) if _keep([record], settle, bad)]
     _not_empty(name, records, bad)
-    with _about(name):
+    with _about(name, bad):
         level = level or infer_level(records)
     records = _with_labels_of_one_width(records, level, bad)
     width = next((record.y.values.size for record in records if record.y is not None), None)
     target_names = columns
     if columns is not None and width != len(columns):
         target_names = None  # one column held a list of targets
-    with _about(name):
+    with _about(name, bad):
         task = infer_task(records, level=level, kind=kind, classes=classes, target_names=target_names)
     task = replace(task, columns=columns)
     records = _keep(records, lambda record: encode(record, task), bad)
     _not_empty(name, records, bad)
     molecules = isinstance(source, str | Path) and str(source).endswith(CSV)
-    with _about(name):
+    with _about(name, bad):
         schema = MOLECULES if molecules else infer_schema(records, node_features, edge_features)
         if all(record.split is None for record in records) and (split == "column" or split_column != "split"):
             raise ValueError(f"no graph has {split_column!r}, which is to say train, val or test")
         chosen, how = _split(records, task, split, fractions, seed)
-    if not chosen["train"]:
-        raise ValueError(f"{name}: no graph is left for training; the split is {how}")
+        if not chosen["train"]:
+            raise ValueError(f"no graph is left for training; the split is {how}")
     by_node = how == "by node masks"
     if task.kind == "regression":
         tables = [
             masked_labels(records[i], task.level, "train" if by_node else None) for i in chosen["train"]
         ]
-        with _about(name):
+        with _about(name, bad):
             task = standardised(task, tables)
     stores = {
         part: pack([records[i] for i in members], schema, task, mask=part if by_node else None)
         for part, members in chosen.items()
         if members
     }
-    if not has_labels(stores["train"], task):
-        raise ValueError(f"{name}: no graph for training has a label; the split is {how}")
+    with _about(name, bad):
+        if not has_labels(stores["train"], task):
+            raise ValueError(f"no graph for training has a label; the split is {how}")
     return Dataset(
         name=name,
         splits=stores,
@@ -222,17 +223,23 @@ def _keep(records: list[Record], check: Callable[[Record], object], bad: Bad | N
 
 
 @contextmanager
-def _about(name: str) -> Iterator[None]:
-    """An error about all graphs together begins with their source, as one about a row does."""
+def _about(name: str, bad: Bad | None) -> Iterator[None]:
+    """An error about all graphs together begins with their source, as one about a row does, and tells what was left out."""
     try:
         yield
     except ValueError as error:
         if str(error).startswith(name):
             raise
-        raise ValueError(f"{name}: {error}") from None
+        left_out = f"; left out as bad: {len(bad)}, {_first(bad)}" if bad else ""
+        raise ValueError(f"{name}: {error}{left_out}") from None
+
+
+def _first(bad: Bad) -> str:
+    place, reason = bad[0]
+    return f"the first {place}: {reason}"
 
 
 def _not_empty(name: str, records: list[Record], bad: Bad | None) -> None:
     if not records:
-        first = f": all {len(bad)} rows are bad, the first {bad[0][0]}: {bad[0][1]}" if bad else ""
+        first = f": all {len(bad)} rows are bad, {_first(bad)}" if bad else ""
         raise ValueError(f"{name} holds no graphs{first}")

@@ -34,13 +34,13 @@ def infer_level(records: Sequence[Record]) -> Level:
         if of_nodes == of_graph and (len(records) > 1 or records[0].num_nodes == 1):
             raise ValueError(
                 "y is as long as the graph has nodes, but so in graphs that are all of one size: "
-                "say level='node' (one label a node) or level='graph' (several targets a graph)"
+                "say --data.level node (one label a node) or --data.level graph (several targets a graph)"
             )
         return "node" if of_nodes >= of_graph else "graph"
     shape, odd = labelled[fits_nodes.index(False)]
     raise ValueError(
         f"{odd.place}: y has shape {list(shape)} in a graph of {odd.num_nodes} nodes, "
-        "neither one label a node nor as many targets as the other graphs; correct it, or say level"
+        "neither one label a node nor as many targets as the other graphs; correct it, or say --data.level"
     )
 
 
@@ -116,16 +116,16 @@ def infer_task(
         what = "classes" if kind == "classification" else "targets"
         raise ValueError(
             f"a link has one score, and its labels (edge_label) have {outputs} {what}: give each link one label of two, "
-            "or one number (kind='regression')"
+            "or one number (--data.kind regression)"
         )
     if kind in ("classification", "binary"):
         if width > 1:
             raise ValueError(
-                f"{kind} takes one label a row, here are {width}: say kind='multilabel' or 'regression'"
+                f"{kind} takes one label a row, here are {width}: say --data.kind multilabel or regression"
             )
         if kind == "binary" and len(names) != 2:
             raise ValueError(
-                f"binary needs two classes, the labels have {len(names)}: say kind='classification'"
+                f"binary needs two classes, the labels have {len(names)}: say --data.kind classification"
             )
         if classes is None and len(distinct) < 2:
             column = f" in column {target_names[0]}" if target_names else ""
