@@ -86,6 +86,7 @@ def test_presets_are_listed_and_printed(sfi, tmp_path):
     ("arguments", "message"),
     [
         ("train clustr", "there is no preset 'clustr'; did you mean 'cluster'?"),
+        ("train my/mols.csv", "not a preset: sfi train custom --data.path my/mols.csv"),
         ("train cluster --optm.lr 1", "there is no option --optm.lr; did you mean --optim.lr?"),
         (
             "train cluster --optim.learning_rate 1",

@@ -93,3 +93,10 @@ def test_refuses_archives_of_another_kind(tmp_path):
     (tmp_path / "g.pt").write_bytes(content)
     with pytest.raises(ValueError, match=r"g.pt is not a file of torch.save: zip file version"):
         load_pt(tmp_path / "g.pt")
+
+
+def test_a_list_of_smiles_is_told_where_they_are_read():
+    with pytest.raises(
+        ValueError, match=r"^the list, graph 0: text \('CCO'\), .*; SMILES alone are read from a CSV"
+    ):
+        load_custom(["CCO", "CCN"])

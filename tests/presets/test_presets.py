@@ -18,6 +18,13 @@ def test_a_misspelt_name():
         read_preset("peptide-func")
 
 
+@pytest.mark.parametrize("name", ["mols.csv", "mols.csv.gz", "graphs.jsonl", "graphs.json", "graphs.pt"])
+def test_a_file_of_graphs_is_no_preset(name):
+    message = f"^'{name}' is a file of graphs, not a preset: sfi train custom --data.path {name}$"
+    with pytest.raises(ValueError, match=message):
+        read_preset(name)
+
+
 def test_a_users_own_file(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("base: custom\nmodel: {dim: 32}\n")

@@ -11,7 +11,7 @@ from torch_geometric.data.storage import GlobalStorage
 
 from sfiformer.pickles import foreign_names
 
-from .record import Record, Rows
+from .record import SMILES_ALONE, Record, Rows
 
 # All that a saved list of Data needs beside tensors.
 _CLASSES = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
@@ -49,6 +49,8 @@ def rows(graphs: Sequence[Data], name: str, split_column: str = "split") -> Rows
 
 
 def _parse(graph: Data, split_column: str) -> Record:
+    if isinstance(graph, str):
+        raise ValueError(f"text ({graph[:40]!r}), not a PyG Data; {SMILES_ALONE}")
     if not isinstance(graph, Data):
         raise ValueError(f"a {type(graph).__name__}, not a PyG Data")
     try:

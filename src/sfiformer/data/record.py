@@ -20,6 +20,7 @@ FIELDS = frozenset(
     + [f"{name}_mask" for name in MASKS]
 )
 
+SMILES_ALONE = "SMILES alone are read from a CSV file with a column smiles"
 _DECIMAL_COMMA = re.compile(r"[+-]?[\d.]*,\d+(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -163,7 +164,8 @@ def _node_features(given: dict[str, Any]) -> Tensor:
         # No features: one category that every node has, so that a model learns one embedding.
         x = torch.zeros(nodes, 1, dtype=torch.int64)
     else:
-        raise ValueError("no node features: give x, or num_nodes for nodes without features")
+        remedy = f"; {SMILES_ALONE}" if "smiles" in given else ""
+        raise ValueError(f"no node features: give x, or num_nodes for nodes without features{remedy}")
     if x.shape[0] == 0:
         raise ValueError("the graph has no nodes")
     return x

@@ -4,6 +4,7 @@ A preset may say `base: OTHER` and then give only what differs. A path that ends
 preset, which may rest on ours in the same way.
 """
 
+import shlex
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 
 from sfiformer.schema import Layer, nearest
 
+GRAPHS = (".csv", ".jsonl", ".ndjson", ".json", ".pt")  # how the name of a user's data ends, zipped or not
 MERGE = "tag:yaml.org,2002:merge"  # of <<, whose mapping gives what the others do not
 
 
@@ -57,6 +59,10 @@ def _read(name: str) -> dict[str, Any]:
         text = read_text(Path(name), "preset")
     elif name in preset_names():
         text = (resources.files(__name__) / f"{name}.yaml").read_text(encoding="utf-8")
+    elif name.removesuffix(".gz").endswith(GRAPHS):
+        raise ValueError(
+            f"{name!r} is a file of graphs, not a preset: sfi train custom --data.path {shlex.quote(name)}"
+        )
     else:
         raise ValueError(
             f"there is no preset {name!r}; did you mean {nearest(name, preset_names())!r}? "
