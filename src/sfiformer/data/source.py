@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sfiformer.errors import BadRowError
 
-from . import jsonl, smiles
+from . import csvfile, jsonl
 from .record import Record, Rows
 from .schema import Schema, check_widths
 
@@ -45,10 +45,10 @@ def open_source(
             f"{path} is a folder: give a file" if path.is_dir() else f"{path}: there is no such file"
         )
     if path.name.endswith(CSV):
-        columns = smiles.find_columns(
+        columns = csvfile.find_columns(
             path, smiles=smiles_column, targets=targets, split=split_column, labelled=labelled
         )
-        return smiles.rows(path, columns), columns.targets
+        return csvfile.rows(path, columns), columns.targets
     if path.name.endswith(JSONL):
         return jsonl.rows(path, split_column), None
     if path.suffix == ".pt":
