@@ -59,6 +59,14 @@ def test_friction_gives_the_flows_of_the_exact_solver(alpha):
     np.testing.assert_allclose(z[0], oracles.brute_force(r[0].numpy(), f[0].numpy(), 0.1, alpha), atol=1e-9)
 
 
+def test_strength_of_each_row_as_in_solve_flows():
+    r, f, lam = _scores(6, 6).exp(), _scores(6, 6, seed=1).exp(), torch.linspace(0, 3, 6, dtype=torch.float64)
+    torch.testing.assert_close(QuadraticL1(r, f, lam).solve(), solve_flows(r, f, lam=lam))
+    for bad, match in (((r, f, lam[:, None]), "lam"), ((r, -f, 0.1), "friction"), ((r, f, -0.1), "lam")):
+        with pytest.raises(ValueError, match=match):
+            QuadraticL1(*bad).solve()
+
+
 def test_where_no_flow_pays():
     r, f = torch.full((4,), 0.25, dtype=torch.float64), torch.full((4,), 0.25, dtype=torch.float64)
     assert not QuadraticL1(r, f, 1.0).solve(alpha=0.1).any()

@@ -222,6 +222,18 @@ def test_dtypes(dtype):
     torch.testing.assert_close(z.double(), exact, atol=atol, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_solved_for_in_float32(dtype):
+    """Frictions of a softmax over many keys are less than the least that float16 has digits for."""
+    r = (torch.rand(3, 400) / 400 + 1e-3).to(dtype)
+    f = torch.randn(3, 400).softmax(-1).to(dtype).requires_grad_()
+    z = solve_flows(r, f, lam=1 / 400)
+    assert z.dtype == dtype
+    exact = solve_flows(r.double(), f.double(), lam=1 / 400)
+    assert float((z.double() - exact).norm() / exact.norm()) < 4 * torch.finfo(dtype).eps
+    assert torch.autograd.grad(z.float().square().sum(), f)[0].dtype == dtype
+
+
 def test_keys_may_come_in_any_order():
     s, u = torch.randn(2, 20, 15, dtype=torch.float64) * 2
     order = torch.randperm(15)

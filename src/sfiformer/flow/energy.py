@@ -61,13 +61,23 @@ class QuadraticL1(Energy):
 
     resistance: Tensor
     friction: Tensor
-    lam: float | Tensor = 1.0
+    lam: float | Tensor = 1.0  # or one value for each row, as in `solve_flows`
 
     def __post_init__(self) -> None:
         _require_resistance(self.resistance)
+        checks.require_same_shape("friction", self.friction, "resistance", self.resistance)
+        look = checks.wanted(None, self.friction) and not transformed()
+        checks.require_lam(self.lam, look)
+        if look:
+            checks.require_all(~(self.friction < 0), "friction", self.friction, "not negative")
 
     def flow(self, mu: Tensor) -> Tensor:
-        return (mu - self.lam * self.friction).relu() / self.resistance
+        lam = self.lam
+        if isinstance(lam, Tensor):
+            lam = checks.row_scalar("lam", lam, self.friction.shape[:-1], self.friction).to(
+                self.friction.dtype
+            )
+        return (mu - lam * self.friction).relu() / self.resistance
 
 
 @dataclass

@@ -52,6 +52,8 @@ def solve_flows(
     checks.require_mask(mask, resistance, "resistance")
     look = checks.wanted(check, resistance)
     mask, empty = _links(mask, resistance)
+    dtype = resistance.dtype
+    resistance, friction = (_wide(x) for x in (resistance, friction))
     if look:
         ignored = empty | ~mask
         linked = resistance.masked_fill(ignored, 1.0)
@@ -60,7 +62,7 @@ def solve_flows(
         checks.require_all((linked >= 0) & linked.isfinite(), "friction", friction, "finite and not negative")
     lam_row, alpha_row = _strengths(lam, alpha, resistance, look)
     if resistance.numel() == 0:
-        return torch.zeros_like(resistance) * resistance
+        return (torch.zeros_like(resistance) * resistance).to(dtype)
     resistance, friction = (torch.where(mask & ~empty, x, 1.0) for x in (resistance, friction))
     if isinstance(method := _method(solver), Proximal):
         _require_penalty(alpha)
@@ -71,7 +73,7 @@ def solve_flows(
         s = -resistance.log()
         log_sum_s = _log_sum_exp(s, mask)  # log Σ 1/r: conductance of all links in parallel
         z = _exact(s, u, lam_row, log_sum_s, -alpha_row.log() - log_sum_s, mask)
-    return torch.where(empty, 0, z)
+    return torch.where(empty, 0, z).to(dtype)
 
 
 def flows_from_scores(
@@ -101,13 +103,15 @@ def flows_from_scores(
         raise ValueError(f"scaling must be 'absolute' or 'potential', got {scaling!r}")
     look = checks.wanted(check, s)
     mask, empty = _links(mask, s)
+    dtype = s.dtype
+    s, u = _wide(s), _wide(u)
     if look:
         ignored = empty | ~mask
         checks.require_all(s.isfinite() | ignored, "s", s, "finite")
         checks.require_all(u.isfinite() | ignored, "u", u, "finite")
     lam_row, alpha_row = _strengths(lam, alpha, s, look)
     if s.numel() == 0:
-        return torch.zeros_like(s) * s
+        return (torch.zeros_like(s) * s).to(dtype)
     s, u = (torch.where(mask & ~empty, x, 0.0) for x in (s, u))
     if isinstance(method := _method(solver), Proximal):
         if scaling == "potential":
@@ -124,12 +128,17 @@ def flows_from_scores(
         else:
             log_scale = mask.sum(-1, keepdim=True).double().log() - log_sum_u
             z = _exact(s, u, lam_row, log_scale, torch.full_like(log_scale, -math.inf), mask)
-    return torch.where(empty, 0, z)
+    return torch.where(empty, 0, z).to(dtype)
 
 
 def _exact(s: Tensor, u: Tensor, lam: Tensor, log_scale: Tensor, log_eps: Tensor, mask: Tensor) -> Tensor:
     rows = (*s.shape[:-1], 1)
     return ExactFlows.apply(s, u, lam.expand(rows), log_scale.expand(rows), log_eps.expand(rows), mask)[0]
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float32 at least: half precision has no room for frictions, nor for their logarithms."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _links(mask: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
