@@ -46,3 +46,11 @@ def test_order_of_edges_does_not_matter():
 def test_no_nodes():
     none = torch.empty(2, 0, dtype=torch.int64)
     assert Adjacency.of(none, 0).matmul(torch.empty(0, 3)).shape == (0, 3)
+
+
+def test_edges_in_int32_do_not_overflow():
+    """Sources that are 2¹⁵ apart, of 2¹⁷ nodes: their products differ by 2³²."""
+    edges = torch.tensor([[0, 1 << 15], [5, 5]])
+    narrow, wide = (Adjacency.of(each, 1 << 17).weight for each in (edges.int(), edges))
+    torch.testing.assert_close(narrow, wide)
+    assert bool((wide > 0).all())
