@@ -182,6 +182,25 @@ def test_evaluation_does_not_change_the_largest_graph(batch):
     torch.testing.assert_close(layer(x, edge_index, ptr), expected)
 
 
+def test_looking_at_flows_does_not_change_the_largest_graph(batch):
+    x, edge_index, ptr = batch
+    layer = _layer(lam_scaling="largest")
+    layer(x, edge_index, ptr)
+    seen = layer.largest.clone()
+    layer.flows(torch.cat([x, x]), torch.tensor([0, 28]))
+    assert torch.equal(layer.largest, seen)
+
+
+def test_the_default_device_does_not_matter(batch):
+    layer = _layer().eval()
+    expected = layer(*batch)
+    torch.set_default_device("meta")
+    try:
+        torch.testing.assert_close(layer(*batch), expected)
+    finally:
+        torch.set_default_device(None)
+
+
 @pytest.mark.parametrize("arguments", [{}, {"lam_scaling": "graph"}, {"mode": "dfi"}, {"friction": "tied"}])
 def test_a_graph_does_not_feel_its_batch_mates(batch, arguments):
     x, edge_index, ptr = batch
@@ -379,3 +398,18 @@ def test_reset_parameters(batch):
     layer.reset_parameters()
     assert float(layer.gamma.detach()) == pytest.approx(1)
     assert not torch.equal(before, layer.query.weight)
+
+
+def test_friction_of_ones_own_is_reset_part_by_part():
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.made = torch.nn.Linear(8, 2 * 2 * 8)
+
+        def forward(self, x):
+            return self.made(x).view(len(x), 2, 2, 8).unbind(1)
+
+    layer = SFiAttention(8, 2, friction=Twice())
+    before = layer.friction.made.weight.clone()
+    layer.reset_parameters()
+    assert not torch.equal(layer.friction.made.weight, before)

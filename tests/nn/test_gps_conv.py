@@ -228,6 +228,30 @@ def test_reset_and_repr():
     assert repr(layer).startswith("SFiGPSConv(8, conv=GINConv")
 
 
+def test_message_passing_without_a_reset_of_its_own_is_reset_part_by_part():
+    class Wrapped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gin = _gin(8)
+
+        def forward(self, x, edge_index):
+            return self.gin(x, edge_index)
+
+    layer = SFiGPSConv(8, Wrapped(), heads=2)
+    before = [weight.clone() for weight in layer.conv.parameters() if weight.dim() == 2]
+    layer.reset_parameters()
+    after = [weight for weight in layer.conv.parameters() if weight.dim() == 2]
+    assert before
+    assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+def test_without_edges():
+    x = torch.randn(4, 8)
+    with pytest.raises(ValueError, match="needs edge_index; attn_kwargs"):
+        SFiGPSConv(8, None)(x, None)
+    assert SFiGPSConv(8, None, attn_kwargs={"adjacency": False})(x, None).shape == (4, 8)
+
+
 @pytest.mark.parametrize("batch", [[0, 1, 0, 1], [0, 0, 1], [[0, 0, 1, 1]]])
 def test_bad_batch(batch):
     layer = SFiGPSConv(8, None)

@@ -32,7 +32,8 @@ class Strengths(NamedTuple):
 
     def for_each(self, graphs: int) -> Strengths:
         """With a λ in its place for each of so many graphs."""
-        return self._replace(lam=torch.as_tensor(self.lam).expand(graphs).contiguous())
+        lam = self.lam if isinstance(self.lam, Tensor) else torch.tensor(self.lam)
+        return self._replace(lam=lam.expand(graphs).contiguous())
 
 
 def require_shapes(dropout_p: float, **tensors: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -31,6 +31,7 @@ from sfiformer.attention.widths import by_parts, is_plain, joined, resized, wide
 from sfiformer.branches import ahead
 from sfiformer.flow import Proximal, checks
 from sfiformer.flow.problem import Solver
+from sfiformer.resetting import reset
 
 Friction = Literal["learned", "tied"] | Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -133,12 +134,15 @@ class SFiAttention(nn.Module):
                 self.raw_gamma = nn.Parameter(torch.empty(()))
         if lam_scaling == "largest":
             self.register_buffer("largest", torch.zeros((), dtype=torch.int64))
-        self.reset_parameters()
+        # A friction of one's own comes as it is.
+        self._begin(module for module in self.children() if module is not friction)
 
     def reset_parameters(self) -> None:
-        for module in self.children():
-            if callable(reset := getattr(module, "reset_parameters", None)):
-                reset()
+        self._begin(self.children())
+
+    def _begin(self, modules: Iterable[nn.Module]) -> None:
+        for module in modules:
+            reset(module)
         if self.norm is not None:
             nn.init.constant_(self.norm.weight, self.gain)
         if self.lam_scaling == "largest":
@@ -274,7 +278,7 @@ class SFiAttention(nn.Module):
             return dfi_attention(q, k, values, ptr, **options)
         strengths = ahead(
             x,
-            lambda: self.strengths(ptr, x, sizes).for_each(ptr.shape[0] - 1),
+            lambda: self.strengths(ptr, x, sizes, learn=self.training).for_each(ptr.shape[0] - 1),
             self.raw_lam_factor,
             uses=(ptr, sizes),
         )
@@ -327,26 +331,29 @@ class SFiAttention(nn.Module):
         """The share of a head's columns that are not padding, where it is normalised (else 1)."""
         return self.head_width / x.shape[-1] if self.qk_norm else 1.0
 
-    def strengths(self, ptr: Tensor, x: Tensor, sizes: Tensor | None = None) -> Strengths:
-        """λ, α, scaling and solver of a batch; without friction λ = 0 and α = ∞."""
+    def strengths(
+        self, ptr: Tensor, x: Tensor, sizes: Tensor | None = None, *, learn: bool = False
+    ) -> Strengths:
+        """λ, α, scaling and solver of a batch; without friction λ = 0 and α = ∞. Only what is learnt from changes N*."""
         if self.mode == "dfi":
             return Strengths(0.0, math.inf, "absolute", "exact")
         strength = self.lam * self.lam_factor
         if self.lam_scaling == "potential":
             return Strengths(strength, math.inf, "potential", self.solver)
         if self.lam_scaling == "largest":
-            sizes = self._largest(ptr.diff()).clamp(min=1).to(x.dtype)
+            sizes = self._largest(ptr.diff(), learn).clamp(min=1).to(x.dtype)
         elif sizes is None:
             sizes = graph_sizes(ptr, x.dtype)
         return Strengths(strength / sizes, self.alpha, "absolute", self.solver)
 
-    def _largest(self, sizes: Tensor) -> Tensor:
+    def _largest(self, sizes: Tensor, learn: bool) -> Tensor:
         """N* for every graph: of the batch in training; in evaluation the largest of training, if there was any."""
         here = torch.cat([sizes, sizes.new_zeros(1)]).amax()
         if self.training:
             if self.across_ranks:
                 here = ranks.largest(here)
-            self.largest.copy_(torch.maximum(self.largest, here))
+            if learn:
+                self.largest.copy_(torch.maximum(self.largest, here))
         return (here if self.training else torch.where(self.largest > 0, self.largest, here)).expand_as(sizes)
 
     def _along_edges(self, y: Tensor, edge_index: Tensor, adjacency: Adjacency | None) -> Tensor:

@@ -15,6 +15,7 @@ from torch_geometric.utils import is_sparse, to_edge_index
 from sfiformer.attention import SFiAttention
 from sfiformer.nn.partition import require_sorted
 from sfiformer.operators import operator
+from sfiformer.resetting import reset
 
 
 class SFiGPSConv(nn.Module):
@@ -69,9 +70,8 @@ class SFiGPSConv(nn.Module):
         self.norm_by_graph = "batch" in inspect.signature(self.norms[0].forward).parameters
 
     def reset_parameters(self) -> None:
-        for module in (self.conv, self.attn, *self.mlp, *self.norms):
-            if callable(reset := getattr(module, "reset_parameters", None)):
-                reset()
+        for module in self.children():
+            reset(module)
 
     def forward(self, x: Tensor, edge_index: Adj, batch: Tensor | None = None, **kwargs: Any) -> Tensor:
         """[nodes, channels] → the same.
@@ -87,7 +87,8 @@ class SFiGPSConv(nn.Module):
         if self.conv is not None:
             local = F.dropout(self.conv(x, edge_index, **kwargs), self.dropout, self.training)
             branches.append(self._norm(0, local + x, batch))
-        flowed = F.dropout(self.attn(x, _edges(edge_index), ptr), self.dropout, self.training)
+        edges = _edges(edge_index) if self.attn.adjacency else x.new_empty((2, 0), dtype=torch.long)
+        flowed = F.dropout(self.attn(x, edges, ptr), self.dropout, self.training)
         branches.append(self._norm(1, flowed + x, batch))
         out = torch.stack(branches).sum(0)
         return self._norm(2, out + self.mlp(out), batch)
@@ -101,8 +102,12 @@ class SFiGPSConv(nn.Module):
         return f"{type(self).__name__}({self.channels}, conv={self.conv}, attn={attn})"
 
 
-def _edges(edge_index: Adj) -> Tensor:
+def _edges(edge_index: Adj | None) -> Tensor:
     """Edges [2, E], source above target, also of a sparse matrix, whose rows are the targets."""
+    if edge_index is None:
+        raise ValueError(
+            "the attention's hard-wired adjacency needs edge_index; attn_kwargs={'adjacency': False} has none"
+        )
     return to_edge_index(edge_index)[0].flip(0) if is_sparse(edge_index) else edge_index
 
 
