@@ -103,8 +103,8 @@ def sfi_attention(
         q, k, q_friction, k_friction: [nodes, heads, width], any width.
         v: [nodes, heads, width of the output].
         ptr: integers [graphs + 1], where each graph starts, as PyG's ``Batch.ptr``; graphs may have no node.
-        lam: λ ≥ 0, a number or one value for each graph. At λ = 0 its gradient is the derivative from above; on a GPU, where
-            it is made of ∂L/∂log λ, it is 0 there.
+        lam: λ ≥ 0, a number or one value for each graph. Its gradient is made of ∂L/∂log λ, and so is rounding where λ is
+            less than some 1e-5 in float32; at λ = 0 it is the derivative from above, on a GPU 0.
         alpha: penalty of the constraint Σ z = 1; ``math.inf`` makes it hard.
         scaling: ``"absolute"``, λ = ``lam``; or ``"potential"``, friction relative to the row's potential: λ = ``lam`` · n/C
             with n the keys and C = (Σ e^s)(Σ e^−s), and a hard constraint.
@@ -125,6 +125,8 @@ def sfi_attention(
     if scaling not in ("absolute", "potential"):
         raise ValueError(f"scaling must be 'absolute' or 'potential', got {scaling!r}")
     checks.require_alpha(alpha, look)
+    if isinstance(alpha, Tensor) and alpha.numel() != 1 and solver == "exact" and not return_flows:
+        raise ValueError(f"alpha must be one number for all graphs, got a {checks.describe(alpha)}")
     checks.require_lam(lam, check=False)
     lam = _per_graph(lam, ptr, q)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
