@@ -380,6 +380,6 @@ def test_molecules_with_several_labels_are_said(tmp_path):
     pairs = [("CCO,1,2", "OCC,1,"), ("CCN,1,2", "NCC,1,3"), ("CCC,0,", "CCC,,2")]  # only the second differs
     (tmp_path / "m.csv").write_text("smiles,a,b\n" + "".join(f"{one}\n{two}\n" for one, two in pairs))
     assert load_custom(tmp_path / "m.csv").notes[-1] == "1 molecule in several graphs with different labels"
-    rows = [f"{'CC' * (1 + i // 2)},{'ab'[i % 3 == 0]}\n" for i in range(12)] + ["CC,\n"]
+    rows = [f"{'CC' * (1 + i // 2)},{'ab'[i % 3 == 0]}\n" for i in range(12)] + ["CCCCCC,\n"]
     (tmp_path / "m.csv").write_text("smiles,y\n" + "".join(rows))
     assert load_custom(tmp_path / "m.csv").notes[-1] == "4 molecules in several graphs with different labels"

@@ -69,11 +69,18 @@ def _about_molecules(records: list[Record], task: Task, chosen: Split) -> list[s
     labels = defaultdict(list)
     for record, molecule in zip(records, molecules, strict=True):
         if molecule is not None and record.y is not None and task.level == "graph":
-            labels[molecule].append(encode(record, task).float())
+            labels[molecule].append(_present(encode(record, task)))
     odd = sum(_differ(torch.stack(rows)) for rows in labels.values() if len(rows) > 1)
     if odd:
         lines.append(f"{odd} molecule{'s' * (odd > 1)} in several graphs with different labels")
     return lines
+
+
+def _present(labels: Tensor) -> Tensor:
+    """Labels as they are trained on, with NaN for a missing class, too."""
+    if labels.is_floating_point():
+        return labels
+    return torch.where(labels < 0, torch.nan, labels.float())
 
 
 def _differ(labels: Tensor) -> bool:
