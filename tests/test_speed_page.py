@@ -103,3 +103,18 @@ def test_the_tables_of_attention_on_a_cpu_are_those_of_the_output():
         ):
             row.append(figure)
     assert {name: _row(README, name) for name in rows} == rows
+
+
+def test_the_table_of_one_layer_is_that_of_the_output():
+    section = PAGE.split("## One layer on a CPU\n")[1].split("\n## ")[0]
+    ratios: dict[int, list[str]] = {1: [], 2: [], 3: []}
+    for line in (OUTPUTS / "layer-cpu.txt").read_text().splitlines():
+        if row := re.match(r"  (\d+ × \d+) (.*)", line):
+            cells = re.findall(r"(\d+\.\d+) \( *(\d+\.\d)×\)", row[2])
+            shown = [cells[0][0], *(f"{time} ({ratio}×)" for time, ratio in cells[1:])]
+            assert _row(section, row[1]) == shown
+            for column, (_, ratio) in enumerate(cells):
+                ratios.get(column, []).append(ratio)
+    full, narrow = (f"{min(ratios[column])} to {max(ratios[column])} times" for column in (1, 2))
+    words = " ".join(README.split())
+    assert f"{full} that of `GPSConv` with full heads, and {narrow} with narrow ones" in words
