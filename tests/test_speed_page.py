@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 OUTPUTS = ROOT / "benchmarks" / "results"
 SHAPES = ("voc", "peptides", "mnist", "cluster")
+ON_CPU = (*SHAPES, "molecules")
 README, PAGE = (ROOT / "README.md").read_text(), (ROOT / "docs" / "speed.md").read_text()
 
 
@@ -24,7 +25,7 @@ def _of_file(path: Path) -> dict[str, dict[str, tuple[float, float]]]:
         elif row := re.match(r"  ([a-z-]+) +[\d,]+ +(\d+\.\d+) +\d+\.\d+ +\d+ +\d+\.\d+ +(\d+)?", line):
             memory = float(row[3]) if row[3] else 0.0
             list(found.values())[-1][row[1]] = float(row[2]), memory
-    assert set(found) == set(SHAPES)
+    assert tuple(sorted(found)) in (tuple(sorted(SHAPES)), tuple(sorted(ON_CPU)))
     return found
 
 
@@ -45,6 +46,8 @@ def test_the_readme_has_the_steps_of_the_outputs():
         "time of a step": [f"{cpu[shape]['sfi'][0] / cpu[shape]['pyg'][0]:.2f}" for shape in SHAPES],
     }
     assert {name: _row(README, name) for name in rows} == rows
+    molecules = cpu["molecules"]["sfi"][0] / cpu["molecules"]["pyg"][0]
+    assert f"a step of SFi-Former takes {molecules:.2f} times as long there" in README
 
 
 def test_the_readme_also_has_the_ratios_to_the_quickest_steps_of_pyg():
@@ -83,7 +86,7 @@ def _attention_on_a_cpu() -> dict[str, dict[str, list[str]]]:
             found[shape[1]] = {"graphs": [shape[2]]}
         elif found and (row := re.match(r"  (exact|proximal, 10|SDPA) {2,}(\S.*)", line)):
             list(found.values())[-1].setdefault(row[1], []).extend(row[2].split())
-    assert tuple(found) == SHAPES
+    assert tuple(found) == ON_CPU
     return found
 
 
@@ -101,7 +104,8 @@ def test_the_tables_of_attention_on_a_cpu_are_those_of_the_output():
         for row, figure in zip(
             rows.values(), (f"{error:.2f}", f"{slower:.1f}", f"{to_sdpa:.1f}"), strict=True
         ):
-            row.append(figure)
+            if shape in SHAPES:
+                row.append(figure)
     assert {name: _row(README, name) for name in rows} == rows
 
 
