@@ -62,14 +62,17 @@ def require_no_gradient(name: str, value: object, remedy: str) -> None:
         raise ValueError(f"{name} has no gradient here, but the tensor that was given asks for one: {remedy}")
 
 
-def as_pair(made: Any) -> tuple[Tensor, Tensor]:
-    """What a callable made of x: the queries and the keys of friction."""
-    if not (isinstance(made, tuple | list) and len(made) == 2 and all(isinstance(x, Tensor) for x in made)):
+def as_pair(made: Any, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """What a callable made of x: the queries and the keys of friction, [nodes, heads, head_width] each."""
+    pair = made if isinstance(made, tuple | list) and len(made) == 2 else [made]
+    wrong = [x for x in pair if not isinstance(x, Tensor) or x.shape != shape]
+    if wrong or len(pair) < 2:
+        got = wrong[0] if wrong else pair[0]
         raise ValueError(
-            "friction must make two tensors [nodes, heads, head_width] of x, its queries and its keys; got "
-            f"{checks.describe(made) if isinstance(made, Tensor) else type(made).__name__}"
+            f"friction must make two tensors [nodes, heads, head_width] of x, its queries and its keys, here {list(shape)}; "
+            f"got {f'a {checks.describe(got)}' if isinstance(got, Tensor) else type(got).__name__}"
         )
-    return made[0], made[1]
+    return pair[0], pair[1]
 
 
 def require_nodes(x: Tensor, dim: int) -> None:

@@ -316,7 +316,8 @@ class SFiAttention(nn.Module):
         if self.friction == "tied":
             return Scores(q, k, -q, k), values
         assert callable(self.friction)
-        of_friction = torch.stack([widened(part, q.shape[-1]) for part in as_pair(self.friction(x))], dim=1)
+        pair = as_pair(self.friction(x), (len(x), self.heads, self.head_width))
+        of_friction = torch.stack([widened(part, q.shape[-1]) for part in pair], dim=1)
         q_friction, k_friction = split_heads(of_friction, 2 if self.qk_norm else 0, self._eps(q))
         return Scores(q, k, q_friction, k_friction), values
 
