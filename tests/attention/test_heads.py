@@ -6,7 +6,7 @@ import torch
 GPU = torch.cuda.is_available()
 pytest.importorskip("triton", reason="the kernels need Triton")
 
-from sfiformer.attention import heads  # noqa: E402
+from sfiformer.attention import cpu, heads  # noqa: E402
 from sfiformer.attention.kernels import heads as kernels  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
@@ -62,6 +62,36 @@ def test_on_a_cpu_it_is_the_definition_and_can_be_differentiated_twice(parts, no
     assert "split_heads" in type(heads.split_heads(packed, normed, EPS)[0].grad_fn).__name__
     torch.autograd.gradcheck(lambda x: tuple(heads.split_heads(x, normed, EPS)), packed)
     torch.autograd.gradgradcheck(lambda x: tuple(heads.split_heads(x, normed, EPS)), packed)
+
+
+@pytest.mark.skipif(GPU, reason="of a CPU")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("parts", "normed"), [(2, 2), (3, 2), (5, 4)])
+@pytest.mark.parametrize("shape", [(300, 3, 20), (40, 4, 67), (1, 1, 1), (0, 2, 8)])
+def test_loops_make_heads_and_their_gradient(monkeypatch, parts, normed, shape, threads):
+    pytest.importorskip("numba")
+    calls = []
+    monkeypatch.setattr(cpu, "normalise", lambda *given, make=cpu.normalise: calls.append(0) or make(*given))
+    nodes, count, width = shape
+    apart = torch.randn(parts, nodes, count, width)
+    packed = apart.transpose(0, 1).requires_grad_()  # not contiguous
+    wide = packed.detach().double().requires_grad_()
+    grads = [torch.randn(nodes, width, count).transpose(1, 2) for _ in range(parts)]
+    grads[0] = torch.ones(()).expand(shape)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = heads.split_heads(packed, normed, EPS)
+        of_packed = torch.autograd.grad(found, packed, grads)
+    finally:
+        torch.set_num_threads(before)
+    expected = defined(wide, normed)
+    right = torch.autograd.grad(expected, wide, [grad.double() for grad in grads])
+    assert calls == [0]
+    assert all(x.is_contiguous() for x in found)
+    for x, y in zip((*found, *of_packed), (*expected, *right), strict=True):
+        torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("parts", "normed"), [(2, 2), (5, 4)])

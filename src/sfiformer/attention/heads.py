@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sfiformer.attention import cpu
 from sfiformer.attention.kernels import usable
 from sfiformer.operators import operator, transformed
 
@@ -41,13 +42,17 @@ def _by_hand(packed: Tensor) -> bool:
 def _split_heads(packed: Tensor, normed: int, eps: float) -> list[Tensor]:
     """The parts, and 1/√(mean(x²) + eps), [nodes, normed, heads], in float32 at least."""
     if not usable(packed):
+        parts = packed.unbind(1)
+        others = [part.clone() for part in parts[normed:]]
+        if normed and cpu.serves(packed.dtype, packed.device):
+            normal, scales = cpu.normalise(packed, normed, eps)
+            return [*normal, *others, scales]
         width = packed.shape[-1]
         scales = (
             (torch.linalg.vector_norm(packed[:, :normed], dim=-1) * width**-0.5).square_().add_(eps).rsqrt_()
         )
-        parts = packed.unbind(1)
         normal = [part * scale.unsqueeze(-1) for part, scale in zip(parts, scales.unbind(1), strict=False)]
-        return [*normal, *(part.clone() for part in parts[normed:]), scales]
+        return [*normal, *others, scales]
     from sfiformer.attention.kernels import heads
 
     return heads.split(packed.contiguous(), normed, eps)
@@ -57,11 +62,14 @@ def _split_heads(packed: Tensor, normed: int, eps: float) -> list[Tensor]:
 def _join_heads(grads: list[Tensor], packed: Tensor, scales: Tensor) -> Tensor:
     """The gradient of ``packed`` from those of its parts."""
     if not usable(packed):
-        out, normed = torch.empty_like(packed), scales.shape[1]
-        for number, grad in enumerate(grads[:normed]):
-            x, scale = packed[:, number], scales[:, number].unsqueeze(-1)
-            along = (grad * x).mean(-1, keepdim=True)
-            torch.mul(grad, scale, out=out[:, number]).addcmul_(x, along * scale**3, value=-1)
+        out, normed = torch.empty_like(packed, memory_format=torch.contiguous_format), scales.shape[1]
+        if normed and cpu.serves(packed.dtype, packed.device):
+            cpu.normalise_gradients(grads[:normed], packed, scales, out)
+        else:
+            for number, grad in enumerate(grads[:normed]):
+                x, scale = packed[:, number], scales[:, number].unsqueeze(-1)
+                along = (grad * x).mean(-1, keepdim=True)
+                torch.mul(grad, scale, out=out[:, number]).addcmul_(x, along * scale**3, value=-1)
         for number, grad in enumerate(grads[normed:], normed):
             out[:, number] = grad
         return out

@@ -30,11 +30,14 @@ def prepare() -> None:
     compiled()
 
 
+def serves(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there are loops for such numbers."""
+    return device.type == "cpu" and dtype == torch.float32 and compiled() is not None
+
+
 def usable(s: Tensor) -> bool:
     """Whether the loops serve scores like these, [b, rows, n]."""
-    return (
-        s.device.type == "cpu" and s.dtype == torch.float32 and s.shape[-1] <= MOST and compiled() is not None
-    )
+    return s.shape[-1] <= MOST and serves(s.dtype, s.device)
 
 
 def solve(
@@ -78,6 +81,44 @@ def soften_gradients(s: Tensor, keep: np.ndarray | None, g: Tensor) -> None:
     _in_threads(compiled().soften_gradients, s, _rows(s), _mask(s, keep), _rows(g))
 
 
+def normalise(packed: Tensor, normed: int, eps: float) -> tuple[list[Tensor], Tensor]:
+    """The first parts of packed [nodes, parts, heads, width] by x / √(mean(x²) + eps), and 1 over the root of all of them.
+
+    Those parts are [nodes, heads, width] each, the others [nodes, normed, heads].
+    """
+    packed, loop = packed.contiguous(), compiled("heads").normalise
+    nodes, _, heads, width = packed.shape
+    scales = packed.new_empty(nodes, normed, heads)
+    outs = [packed.new_empty(nodes, heads, width) for _ in range(normed)]
+    given, ends = (packed.numpy(), np.float32(eps), scales.numpy()), [out.numpy() for out in outs]
+
+    def parts(first: int, last: int) -> bool:
+        return any(loop(*given, part, out, first, last) for part, out in enumerate(ends))
+
+    in_shares(parts, _shares(nodes, packed.numel()), ())
+    return outs, scales
+
+
+def normalise_gradients(grads: Sequence[Tensor], packed: Tensor, scales: Tensor, out: Tensor) -> None:
+    """Of a loss with respect to those parts of packed, put into these of out [nodes, parts, heads, width]."""
+    packed, loop = packed.contiguous(), compiled("heads").normalise_gradients
+    given, of_parts = (
+        (packed.numpy(), scales.numpy(), out.numpy()),
+        [grad.contiguous().numpy() for grad in grads],
+    )
+
+    def parts(first: int, last: int) -> bool:
+        return any(loop(*given, part, grad, first, last) for part, grad in enumerate(of_parts))
+
+    in_shares(parts, _shares(len(packed), packed.numel()), ())
+
+
+def _shares(rows: int, numbers: int) -> list[int]:
+    """Where each thread's share of so many rows begins, and where the last ends."""
+    shares = how_many(numbers)
+    return [rows * share // shares for share in range(shares + 1)]
+
+
 def _arguments(
     s: Tensor, u: Tensor, lam: Tensor, alpha: float, potential: bool, keep: np.ndarray | None
 ) -> tuple[Any, ...]:
@@ -95,8 +136,7 @@ def _rows(x: Tensor) -> np.ndarray:
 
 def _in_threads(loop: Callable[..., bool], s: Tensor, *arguments: Any) -> bool:
     """All rows of scores [b, rows, n], shared among threads; whether any of them says so."""
-    rows, shares = s.shape[0] * s.shape[1], how_many(s.numel())
-    return in_shares(loop, [rows * share // shares for share in range(shares + 1)], arguments)
+    return in_shares(loop, _shares(s.shape[0] * s.shape[1], s.numel()), arguments)
 
 
 def how_many(scores: int) -> int:
@@ -120,10 +160,10 @@ def in_shares(loop: Callable[..., bool], bounds: Sequence[int], arguments: Seque
 
 
 @cache
-def compiled() -> Any:
-    """The module, which takes a while to import and to compile; None without Numba."""
+def compiled(name: str = "loops") -> Any:
+    """The module of that name, which takes a while to import and to compile; None without Numba."""
     try:
-        loops = import_module("sfiformer.attention.cpu.loops")
+        loops = import_module(f"sfiformer.attention.cpu.{name}")
         loops.compile_all()
         return loops
     except ImportError as error:

@@ -7,30 +7,16 @@ No loop of rows both adds up and writes: whether such a one is made of vectors, 
 where its arrays lie. As they are, two runs agree to the bit.
 """
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
-F = np.float32
+from sfiformer.attention.cpu.jit import F, jitted
+
 GENTLE, RANGE = F(32.0), F(1e26)  # as in `sfiformer.flow.rows`
 
 LOG2_E = F(1.4426950408889634)
 # ln 2 as a sum: products of the first with whole numbers up to 2^8 are exact.
 LN_2_HIGH, LN_2_LOW = F(0.693359375), F(-2.12194440e-4)
-
-
-def jitted(function: Any) -> Any:
-    """Sums may be made in any order, so that a processor adds up many terms at once."""
-    options: dict[str, Any] = {
-        "nogil": True,
-        "error_model": "numpy",
-        "fastmath": {"reassoc", "nsz", "contract"},
-    }
-    try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError:  # there is no place to keep what is compiled
-        return njit(**options)(function)
 
 
 @njit(
@@ -321,6 +307,7 @@ def compile_all():
     soften(rows, none, 0, 0)
     soften_gradients(rows, none, rows, 0, 0)
     heads, places = np.empty((1, 1, 1), np.float32), np.empty((0, 3), np.int64)
-    graphs = *[heads] * 5, places, one, F(1.0), F(1.0), False, np.empty(0, np.bool_), rows
-    attend(*graphs, heads, np.empty(0, np.bool_), 0, 0)
+    kept = np.empty(0, np.bool_)
+    graphs = *[heads] * 5, places, one, F(1.0), F(1.0), False, kept, rows
+    attend(*graphs, heads, kept, 0, 0)
     attend_backward(*graphs, *[heads] * 6, one, 0, 0)
