@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from packing import attend, one_by_one, packed
-from sfiformer.attention import cpu, few
+from sfiformer import dfi_attention
+from sfiformer.attention import cpu, few, few_flows
 
 pytestmark = pytest.mark.skipif(not cpu.usable(torch.zeros(1, 1, 1)), reason="no Numba")
 
-SIZES = (5, 1, 33, 0, 32, 7, 60, 2, 7)  # those of 33 and 60 nodes are not for one call
+SIZES = (5, 1, 65, 0, 64, 7, 90, 2, 7)  # those of 65 and 90 nodes are not for one call
 KINDS = [{"scaling": "potential"}, {"alpha": 0.3}, {"alpha": math.inf}]
 
 
@@ -21,14 +22,14 @@ def strength(kind):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The numbers of the graphs that calls of `Few.attend` were done with."""
-    numbers, call = [], few.Few.attend
+    """The numbers of the graphs that calls of `FewFlows.attend` were done with."""
+    numbers, call = [], few_flows.FewFlows.attend
 
     def noting(self, *arguments):
         numbers.append(sorted(call(self, *arguments)))
         return frozenset(numbers[-1])
 
-    monkeypatch.setattr(few.Few, "attend", noting)
+    monkeypatch.setattr(few_flows.FewFlows, "attend", noting)
     return numbers
 
 
@@ -161,3 +162,35 @@ def test_many_graphs_of_one_size_and_few_among_large_ones_are_left_to_the_spans(
         inputs = packed(sizes, width=width, dtype=torch.float32)
         results(inputs, torch.full((len(sizes),), 0.2), scaling="potential")
         assert calls == ([] if expected is None else [expected]), sizes
+
+
+def softmax(inputs, **options):
+    q, k, v, *_, ptr = inputs.leaves()
+    out = dfi_attention(q, k, v, ptr, **options)
+    weight = torch.linspace(-1, 1, out.numel()).view_as(out)
+    return out, *torch.autograd.grad((out.float() * weight).sum(), (q, k, v))
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.4])
+@pytest.mark.parametrize(("dtype", "exact"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_dense_attention_likewise(monkeypatch, dtype, exact, dropout_p):
+    """What is dropped is no other flow for the number of threads; without dropout it is what spans make of the same."""
+    inputs, sizes, before, found = packed(SIZES, value_width=3, dtype=dtype), [], torch.get_num_threads(), []
+    loop = few.Few.loop
+    monkeypatch.setattr(
+        few.Few, "loop", lambda own, *given: sizes.append(len(own.graphs)) or loop(own, *given)
+    )
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            torch.manual_seed(5)
+            found.append(softmax(inputs, dropout_p=dropout_p))
+    finally:
+        torch.set_num_threads(before)
+    assert sizes == [6, 6] * 2
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+    if not dropout_p:
+        monkeypatch.setattr(few, "MOST", 0)
+        for x, y in zip(found[0], softmax(inputs), strict=True):
+            assert float((x.double() - y.double()).norm() / y.double().norm()) < exact
+        assert sizes == [6, 6] * 2

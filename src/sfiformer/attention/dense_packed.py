@@ -5,14 +5,17 @@ Scores are made, softened and forgotten a chunk at a time, in the backward again
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sfiformer.attention import cpu
 from sfiformer.attention.chunks import Order, fresh, laid_out
 from sfiformer.attention.dropout import kept, kept_entries
+from sfiformer.attention.few import Few, in_single, put
 from sfiformer.attention.inputs import require_finite, require_ptr
 from sfiformer.attention.spans import Span, for_each_span
 from sfiformer.operators import operator
@@ -35,6 +38,10 @@ def dense_attention(
         require_ptr(ptr, len(q), max_nodes)
         require_finite(q=q, k=k, v=v)
     inputs, out = laid_out(q, k, v), fresh(v.shape, v.dtype, ptr, v)
+    few, done = Few.of(ptr, q, dropout_p, int(seed)), frozenset[int]()
+    if few is not None:
+        _attend_to_few(few, inputs, scale, out)
+        done = few.numbers
 
     def attend(span: Span) -> None:
         order = Order.of(span.chunks, q.shape[1], q.device)
@@ -47,7 +54,7 @@ def dense_attention(
             order.block(chunk, found)[:, chunk.rows] = z @ value
         order.put(out, found)
 
-    for_each_span(attend, ptr, q, v)
+    for_each_span(attend, ptr, q, v, done)
     return out
 
 
@@ -69,6 +76,10 @@ def dense_attention_backward(
         fresh(k.shape, k.dtype, ptr, k),
         fresh(v.shape, v.dtype, ptr, v),
     )
+    few, done = Few.of(ptr, q, dropout_p, int(seed)), frozenset[int]()
+    if few is not None:
+        _differentiate_few(few, given, scale, of_inputs)
+        done = few.numbers
 
     def attend(span: Span) -> None:
         order = Order.of(span.chunks, q.shape[1], q.device)
@@ -87,8 +98,27 @@ def dense_attention_backward(
         for packed, here in zip(of_inputs, grads, strict=True):
             order.put(packed, here)
 
-    for_each_span(attend, ptr, q, v)
+    for_each_span(attend, ptr, q, v, done)
     return of_inputs
+
+
+def _attend_to_few(few: Few, inputs: Sequence[Tensor], scale: float, out: Tensor) -> None:
+    """Put what graphs of few nodes attend to there."""
+    q, k, v = inputs
+    arrays, found = [few.array(q), few.array(k), few.array(v, grown=True)], in_single(out)
+    loop = cpu.compiled().attend_densely
+    few.loop(loop, *arrays, few.places, np.float32(scale), few.keep, found.numpy())
+    put(found, out)
+
+
+def _differentiate_few(few: Few, given: Sequence[Tensor], scale: float, of_inputs: Sequence[Tensor]) -> None:
+    """Put their gradients there."""
+    *inputs, grad_out = given
+    arrays, found = [few.array(x) for x in inputs], [in_single(x) for x in of_inputs]
+    settings = few.places, np.float32(scale), few.keep, few.array(grad_out, grown=True)
+    few.loop(cpu.compiled().attend_densely_backward, *arrays, *settings, *(x.numpy() for x in found))
+    for here, x in zip(found, of_inputs, strict=True):
+        put(here, x)
 
 
 def _gathered(order: Order, inputs: tuple[Tensor, ...], scale: float) -> list[Tensor]:

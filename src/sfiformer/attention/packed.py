@@ -17,7 +17,7 @@ from sfiformer.attention import cpu
 from sfiformer.attention.blocks import Block, Gradients, flows_and_gradients
 from sfiformer.attention.chunks import Chunk, Order, fresh, laid_out
 from sfiformer.attention.dropout import kept, kept_entries
-from sfiformer.attention.few import Few
+from sfiformer.attention.few_flows import FewFlows
 from sfiformer.attention.inputs import require_finite, require_values
 from sfiformer.attention.spans import Span, for_each_span
 from sfiformer.flow.rows import GENTLE, solve
@@ -53,7 +53,7 @@ def packed_attention(
         fresh((*q.shape[:2], 1), torch.int64, ptr, q),
     )
 
-    few = Few.of(ptr, lam, q, scale, alpha, potential, dropout_p, int(seed))
+    few = FewFlows.of(ptr, lam, q, scale, alpha, potential, dropout_p, int(seed))
     done = frozenset[int]() if few is None else few.attend(inputs, *whole)
 
     def attend(span: Span) -> None:
@@ -98,11 +98,11 @@ def packed_attention_backward(
     rows_of = laid_out(etas.unsqueeze(-1), pivots.unsqueeze(-1), grad_out)
     of_inputs = [fresh(x.shape, x.dtype, ptr, q) for x in inputs]
     grad_lam = torch.zeros_like(lam)
-    few, done = Few.of(ptr, lam, q, scale, alpha, potential, dropout_p, int(seed)), frozenset[int]()
+    few, done = FewFlows.of(ptr, lam, q, scale, alpha, potential, dropout_p, int(seed)), frozenset[int]()
     if few is not None:
-        few = few.solved(pivots)
-        few.differentiate(grad_out, inputs, etas, of_inputs, grad_lam)
-        done = frozenset(few.graphs.tolist())
+        solved = few.solved(pivots)
+        solved.differentiate(grad_out, inputs, etas, of_inputs, grad_lam)
+        done = solved.few.numbers
 
     def attend(span: Span) -> None:
         order = Order.of(span.chunks, heads, q.device)

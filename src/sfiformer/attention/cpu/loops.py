@@ -298,6 +298,35 @@ def attend_backward(
     return False
 
 
+@jitted
+def attend_densely(q, k, v, places, scale, keep, out, first, last):
+    """`attend` without friction."""
+    for graph in range(first, last):
+        start, n, place = places[graph]
+        s = np.empty((n, n), np.float32)
+        for head in range(q.shape[1]):
+            dots(q, k, start, head, scale, s)
+            soften(s, mask(keep, place + head * n * n, n), 0, n)
+            mixed(s, v, start, head, F(1.0), out)
+    return False
+
+
+@jitted
+def attend_densely_backward(q, k, v, places, scale, keep, grad_out, of_q, of_k, of_v, first, last):
+    """The gradients of the same."""
+    for graph in range(first, last):
+        start, n, place = places[graph]
+        s, g = np.empty((n, n), np.float32), np.empty((n, n), np.float32)
+        for head in range(q.shape[1]):
+            dots(q, k, start, head, scale, s)
+            dots(grad_out, v, start, head, F(1.0), g)
+            soften_gradients(s, mask(keep, place + head * n * n, n), g, 0, n)
+            mixed(g.T, grad_out, start, head, F(1.0), of_v)
+            mixed(s, k, start, head, scale, of_q)
+            mixed(s.T, q, start, head, scale, of_k)
+    return False
+
+
 def compile_all():
     """Call every loop, of rows and of graphs, on nothing at all."""
     rows, none, one = np.empty((1, 1), np.float32), np.empty((0, 0), np.bool_), np.empty(1, np.float32)
@@ -311,3 +340,5 @@ def compile_all():
     graphs = *[heads] * 5, places, one, F(1.0), F(1.0), False, kept, rows
     attend(*graphs, heads, kept, 0, 0)
     attend_backward(*graphs, *[heads] * 6, one, 0, 0)
+    attend_densely(*[heads] * 3, places, F(1.0), kept, heads, 0, 0)
+    attend_densely_backward(*[heads] * 3, places, F(1.0), kept, *[heads] * 4, 0, 0)
