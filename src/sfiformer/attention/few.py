@@ -13,8 +13,6 @@ from sfiformer.attention import cpu
 from sfiformer.attention.dropout import kept_entries
 
 MOST = 64  # nodes of such a graph; beyond, PyTorch's products are worth their calls
-# And, where heads are narrower than this, so are so many scores of graphs of one size that is not tiny.
-NARROW, ALIKE, TINY = 32, 1 << 16, 16
 
 
 class Few(NamedTuple):
@@ -33,15 +31,12 @@ class Few(NamedTuple):
         """Those of queries [nodes, heads, width], and ``among`` some; None where there are none, or no loops for them."""
         if not cpu.serves(torch.promote_types(q.dtype, torch.float32), q.device):
             return None
-        offsets, (nodes, heads, width) = ptr.numpy(), q.shape
+        offsets, (nodes, heads, _) = ptr.numpy(), q.shape
         sizes = np.diff(offsets)
         # (Nobody need have looked at the offsets.)
         here = (sizes > 0) & (sizes <= MOST) & (offsets[:-1] >= 0) & (offsets[1:] <= nodes)
         if among is not None:
             here &= among
-        if width < NARROW:  # many of one size are worth PyTorch's calls before others are
-            known = sizes * here
-            here &= (sizes < TINY) | (np.bincount(known)[known] * heads * known**2 < ALIKE)
         graphs = np.flatnonzero(here)
         sizes = sizes[graphs]
         if 8 * int(sizes.sum()) <= nodes:  # the others would pay for copies of all

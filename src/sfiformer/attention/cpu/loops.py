@@ -192,51 +192,65 @@ def soften_gradients(s, keep, g, first, last):
 
 @jitted
 def dots(a, b, start, head, scale, out):
-    """out_ij = scale · a_i·b_j for the nodes i, j of the graph that starts there, two by two; a last one alone counts twice."""
+    """out_ij = scale · a_i·b_j for the nodes i, j of the graph that starts there, four by two; the last count again."""
     n, width = len(out), a.shape[2]
-    for i in range(0, n, 2):
-        first, second = start + i, start + min(i + 1, n - 1)
+    for i in range(0, n, 4):
+        i1, i2, i3 = min(i + 1, n - 1), min(i + 2, n - 1), min(i + 3, n - 1)
         for j in range(0, n, 2):
-            third, fourth = start + j, start + min(j + 1, n - 1)
-            here, right, below, across = F(0.0), F(0.0), F(0.0), F(0.0)
+            j1 = min(j + 1, n - 1)
+            s, t, s1, t1 = F(0.0), F(0.0), F(0.0), F(0.0)
+            s2, t2, s3, t3 = F(0.0), F(0.0), F(0.0), F(0.0)
             for d in range(width):
-                x, y = a[first, head, d], a[second, head, d]
-                v, w = b[third, head, d], b[fourth, head, d]
-                here += x * v
-                right += x * w
-                below += y * v
-                across += y * w
-            out[second - start, fourth - start] = across * scale
-            out[second - start, j] = below * scale
-            out[i, fourth - start] = right * scale
-            out[i, j] = here * scale
+                v, w = b[start + j, head, d], b[start + j1, head, d]
+                x, x1 = a[start + i, head, d], a[start + i1, head, d]
+                x2, x3 = a[start + i2, head, d], a[start + i3, head, d]
+                s += x * v
+                t += x * w
+                s1 += x1 * v
+                t1 += x1 * w
+                s2 += x2 * v
+                t2 += x2 * w
+                s3 += x3 * v
+                t3 += x3 * w
+            out[i3, j1], out[i3, j] = t3 * scale, s3 * scale
+            out[i2, j1], out[i2, j] = t2 * scale, s2 * scale
+            out[i1, j1], out[i1, j] = t1 * scale, s1 * scale
+            out[i, j1], out[i, j] = t * scale, s * scale
 
 
 @jitted
 def mixed(z, v, start, head, scale, out):
-    """out_i = scale · Σ_j z_ij v_j, two nodes i and four j at a time; a last i alone counts twice."""
+    """out_i = scale · Σ_j z_ij v_j, four nodes i and four j at a time; the last i counts again."""
     n, width = len(z), v.shape[2]
-    here, below = np.empty(width, np.float32), np.empty(width, np.float32)
-    for i in range(0, n, 2):
-        other = min(i + 1, n - 1)
+    y, y1 = np.empty(width, np.float32), np.empty(width, np.float32)
+    y2, y3 = np.empty(width, np.float32), np.empty(width, np.float32)
+    for i in range(0, n, 4):
+        i1, i2, i3 = min(i + 1, n - 1), min(i + 2, n - 1), min(i + 3, n - 1)
         for d in range(width):
-            here[d] = below[d] = F(0.0)
+            y[d] = y1[d] = y2[d] = y3[d] = F(0.0)
         for j in range(0, n - 3, 4):
             a, b, c, e = z[i, j], z[i, j + 1], z[i, j + 2], z[i, j + 3]
-            p, q, r, s = z[other, j], z[other, j + 1], z[other, j + 2], z[other, j + 3]
+            a1, b1, c1, e1 = z[i1, j], z[i1, j + 1], z[i1, j + 2], z[i1, j + 3]
+            a2, b2, c2, e2 = z[i2, j], z[i2, j + 1], z[i2, j + 2], z[i2, j + 3]
+            a3, b3, c3, e3 = z[i3, j], z[i3, j + 1], z[i3, j + 2], z[i3, j + 3]
             for d in range(width):
                 v0, v1 = v[start + j, head, d], v[start + j + 1, head, d]
                 v2, v3 = v[start + j + 2, head, d], v[start + j + 3, head, d]
-                here[d] += a * v0 + b * v1 + c * v2 + e * v3
-                below[d] += p * v0 + q * v1 + r * v2 + s * v3
+                y[d] += a * v0 + b * v1 + c * v2 + e * v3
+                y1[d] += a1 * v0 + b1 * v1 + c1 * v2 + e1 * v3
+                y2[d] += a2 * v0 + b2 * v1 + c2 * v2 + e2 * v3
+                y3[d] += a3 * v0 + b3 * v1 + c3 * v2 + e3 * v3
         for j in range(n // 4 * 4, n):
-            a, p = z[i, j], z[other, j]
+            a, a1, a2, a3 = z[i, j], z[i1, j], z[i2, j], z[i3, j]
             for d in range(width):
-                here[d] += a * v[start + j, head, d]
-                below[d] += p * v[start + j, head, d]
+                v0 = v[start + j, head, d]
+                y[d] += a * v0
+                y1[d] += a1 * v0
+                y2[d] += a2 * v0
+                y3[d] += a3 * v0
         for d in range(width):
-            out[start + other, head, d] = scale * below[d]
-            out[start + i, head, d] = scale * here[d]
+            out[start + i3, head, d], out[start + i2, head, d] = scale * y3[d], scale * y2[d]
+            out[start + i1, head, d], out[start + i, head, d] = scale * y1[d], scale * y[d]
 
 
 @jitted
