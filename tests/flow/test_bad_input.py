@@ -77,6 +77,14 @@ def test_resistance_and_friction(resistance, friction, message):
         solve_flows(resistance, friction, lam=0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_dtype_that_was_given(dtype):
+    bad, good = _with(math.nan).to(dtype), GOOD.to(dtype)
+    for solve, given in ((flows_from_scores, (bad, good)), (solve_flows, (good, bad))):
+        with pytest.raises(ValueError, match=rf"nan at index \[1, 2\] \({str(dtype)[6:]} tensor"):
+            solve(*given, lam=0.1)
+
+
 def test_scaling():
     with pytest.raises(ValueError, match=r"scaling.*relative"):
         flows_from_scores(GOOD, GOOD, lam=0.1, scaling="relative")

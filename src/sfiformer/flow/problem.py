@@ -52,8 +52,6 @@ def solve_flows(
     checks.require_mask(mask, resistance, "resistance")
     look = checks.wanted(check, resistance)
     mask, empty = _links(mask, resistance)
-    dtype = resistance.dtype
-    resistance, friction = (_wide(x) for x in (resistance, friction))
     if look:
         ignored = empty | ~mask
         linked = resistance.masked_fill(ignored, 1.0)
@@ -62,8 +60,9 @@ def solve_flows(
         checks.require_all((linked >= 0) & linked.isfinite(), "friction", friction, "finite and not negative")
     lam_row, alpha_row = _strengths(lam, alpha, resistance, look)
     if resistance.numel() == 0:
-        return (torch.zeros_like(resistance) * resistance).to(dtype)
-    resistance, friction = (torch.where(mask & ~empty, x, 1.0) for x in (resistance, friction))
+        return torch.zeros_like(resistance) * resistance
+    dtype = resistance.dtype
+    resistance, friction = (torch.where(mask & ~empty, _wide(x), 1.0) for x in (resistance, friction))
     if isinstance(method := _method(solver), Proximal):
         _require_penalty(alpha)
         z = method(resistance, friction, lam_row.to(resistance), alpha_row.to(resistance), mask & ~empty)
@@ -103,16 +102,15 @@ def flows_from_scores(
         raise ValueError(f"scaling must be 'absolute' or 'potential', got {scaling!r}")
     look = checks.wanted(check, s)
     mask, empty = _links(mask, s)
-    dtype = s.dtype
-    s, u = _wide(s), _wide(u)
     if look:
         ignored = empty | ~mask
         checks.require_all(s.isfinite() | ignored, "s", s, "finite")
         checks.require_all(u.isfinite() | ignored, "u", u, "finite")
     lam_row, alpha_row = _strengths(lam, alpha, s, look)
     if s.numel() == 0:
-        return (torch.zeros_like(s) * s).to(dtype)
-    s, u = (torch.where(mask & ~empty, x, 0.0) for x in (s, u))
+        return torch.zeros_like(s) * s
+    dtype = s.dtype
+    s, u = (torch.where(mask & ~empty, _wide(x), 0.0) for x in (s, u))
     if isinstance(method := _method(solver), Proximal):
         if scaling == "potential":
             raise ValueError("solver='proximal' has only a soft constraint: use scaling='absolute'")
