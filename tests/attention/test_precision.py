@@ -7,7 +7,7 @@ import torch
 
 import oracles
 from packing import Packed, attend, one_by_one, packed
-from sfiformer import SFiAttention, dfi_attention
+from sfiformer import SFiAttention, dfi_attention, sfi_attention
 
 SIZES = (12, 0, 1, 20)
 CASES = [{"lam": 0.05}, {"lam": 0.05, "alpha": math.inf}, {"lam": 0.7, "scaling": "potential"}]
@@ -98,6 +98,34 @@ def test_autocast_of_halves():
         out = attend(inputs, lam=0.05)
     assert out.dtype == torch.bfloat16
     assert _error(out, one_by_one(inputs.to(torch.float64), 0.05)) < 0.03
+
+
+def _column(values: list[float], size: float = 1.0) -> torch.Tensor:
+    return (torch.tensor(values) * size).half().view(-1, 1, 1).requires_grad_()
+
+
+@pytest.mark.parametrize("nodes", [3, 90])
+@pytest.mark.parametrize("return_flows", [False, True])
+def test_gradients_end_where_float16_does(return_flows, nodes):
+    """Of keys that are alike, and so have steep ones; they are few, or more than the loops for few nodes take."""
+    rest, ptr = [0.0] * (nodes - 3), torch.tensor([0, nodes])
+    q, k, v = _column([1.0] * nodes), _column([10.0, 10.0, -10.0, *rest]), _column([1.0, -1.0, 2.0, *rest])
+    qf, kf = _column([1.0] * nodes), _column([0.0, 0.0, 5.0, *([5.0] * len(rest))])
+    out = sfi_attention(q, k, v, qf, kf, ptr, lam=1.0, alpha=math.inf, return_flows=return_flows)
+    out = out[0] if return_flows else out
+    gradients = torch.autograd.grad(out.float().sum(), (q, k, v, qf, kf))
+    assert all(bool(x.isfinite().all()) for x in gradients)
+    torch.testing.assert_close(gradients[4].flatten()[:2], torch.tensor([-65504.0, 65504.0]).half())
+
+
+@pytest.mark.parametrize("nodes", [3, 90])
+def test_gradients_of_dense_attention_end_where_float16_does(nodes):
+    values = [1.0, -1.0, 2.0] * (nodes // 3)
+    q, k, v = _column([1.0] * nodes), _column(values, 1e4), _column(values, 3e4)
+    out = dfi_attention(q, k, v, torch.tensor([0, nodes]), scale=1e-4)
+    gradients = torch.autograd.grad(out, (q, k, v), torch.full_like(out, 100.0))
+    assert all(bool(x.isfinite().all()) for x in gradients)
+    torch.testing.assert_close(gradients[0], torch.full_like(q, 65504.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

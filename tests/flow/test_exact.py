@@ -1,10 +1,12 @@
 """The exact flows against oracles, and what the problem's definition promises of them."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from torch.func import grad, jvp, vmap
 
 import oracles
 from sfiformer.flow import flows_from_scores, solve_flows
@@ -232,6 +234,37 @@ def test_half_precision_is_solved_for_in_float32(dtype):
     exact = solve_flows(r.double(), f.double(), lam=1 / 400)
     assert float((z.double() - exact).norm() / exact.norm()) < 4 * torch.finfo(dtype).eps
     assert torch.autograd.grad(z.float().square().sum(), f)[0].dtype == dtype
+
+
+@pytest.mark.parametrize("size", [1.0, 2e-3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_end_where_half_precision_does(dtype, size):
+    """Twins have steep ones: some 5,000 with the smaller loss, and beyond float16 with the other."""
+    end, weight = torch.finfo(dtype).max, torch.tensor([1.0, -1.0, 2.0]) * size
+    scores = torch.tensor([10.0, 10.0, -10.0]), torch.tensor([0.0, 0.0, 5.0])
+    links = torch.tensor([1e-3, 1e-3, 0.9]), torch.tensor([0.1, 0.1, 0.5])
+    for solve, inputs, lam in ((flows_from_scores, scores, 1.0), (solve_flows, links, 1000.0)):
+        narrow = [x.to(dtype).requires_grad_() for x in inputs]
+        wide = [x.detach().float().requires_grad_() for x in narrow]
+        got, true = (
+            torch.autograd.grad((solve(*given, lam=lam).float() * weight).sum(), given)
+            for given in (narrow, wide)
+        )
+        assert true[1].abs().max() > 1e3
+        for x, y in zip(got, true, strict=True):
+            torch.testing.assert_close(x.float(), y.clamp(-end, end), rtol=0.02, atol=1e-2 * size)
+
+
+def test_transforms_of_half_precision():
+    s, u = torch.randn(2, 3, 5).half()
+    by_s = grad(lambda s, u: flows_from_scores(s, u, lam=0.1, check=False).square().sum())
+    torch.testing.assert_close(vmap(by_s)(s, u), by_s(s, u))
+
+    def tangent(s, u):
+        solve = partial(flows_from_scores, u=u, lam=0.1, alpha=0.1, solver="proximal")
+        return jvp(solve, (s,), (s,))[1].float()
+
+    torch.testing.assert_close(tangent(s, u), tangent(s.float(), u.float()), atol=1e-3, rtol=1e-3)
 
 
 def test_keys_may_come_in_any_order():

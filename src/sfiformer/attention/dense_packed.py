@@ -18,6 +18,7 @@ from sfiformer.attention.dropout import kept, kept_entries
 from sfiformer.attention.few import Few, in_single, put
 from sfiformer.attention.inputs import require_finite, require_ptr
 from sfiformer.attention.spans import Span, for_each_span
+from sfiformer.flow.precision import narrowed
 from sfiformer.operators import operator
 
 
@@ -96,7 +97,7 @@ def dense_attention_backward(
             of_key.baddbmm_(of_scores.mT, query, beta=more)
             of_query[:, chunk.rows].baddbmm_(of_scores, key, beta=0, alpha=scale)
         for packed, here in zip(of_inputs, grads, strict=True):
-            order.put(packed, here)
+            order.put(packed, narrowed(here, packed.dtype))
 
     for_each_span(attend, ptr, q, v, done)
     return of_inputs
@@ -118,7 +119,7 @@ def _differentiate_few(few: Few, given: Sequence[Tensor], scale: float, of_input
     settings = few.places, np.float32(scale), few.keep, few.array(grad_out, grown=True)
     few.loop(cpu.compiled().attend_densely_backward, *arrays, *settings, *(x.numpy() for x in found))
     for here, x in zip(found, of_inputs, strict=True):
-        put(here, x)
+        put(narrowed(here, x.dtype), x)
 
 
 def _gathered(order: Order, inputs: tuple[Tensor, ...], scale: float) -> list[Tensor]:

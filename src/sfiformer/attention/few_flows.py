@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sfiformer.attention import cpu
 from sfiformer.attention.few import Few, in_single, put
+from sfiformer.flow.precision import narrowed
 from sfiformer.flow.rows import GENTLE
 
 FEW = GENTLE - 2  # in place of pivots, in rows that were solved here
@@ -77,7 +78,7 @@ class FewFlows(NamedTuple):
         results = [*(x.numpy() for x in found), of_log_kappa]
         self.few.loop(cpu.compiled().attend_backward, *given, *self._settings, *known, *results)
         for here, x in zip(found, of_inputs, strict=True):
-            put(here, x)
+            put(narrowed(here, x.dtype), x)
         of_lam[torch.from_numpy(self.few.graphs)] = torch.from_numpy(of_log_kappa / self.lam).to(of_lam.dtype)
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sfiformer.flow import Proximal
+from sfiformer.flow.precision import wide
 from sfiformer.flow.problem import Scaling, Solver, flows_from_scores
 
 # Of the sizes of graphs that are iterated together, at most. On a GPU what counts is the number of operations; on a CPU it is
@@ -45,7 +46,7 @@ def attention_and_flows(
     with torch.autocast(q.device.type, enabled=False):
         for graphs in _alike(sizes, RATIOS.get(q.device.type, 1.0) if iterated else 0.0):
             block = _Block(ptr, graphs, max(sizes[graph] for graph in graphs))
-            padded = [block.padded(x).to(work) for x in inputs]
+            padded = [wide(block.padded(x)) for x in inputs]
             out, z = attend_padded(padded, block.real, lam[graphs], settings)
             for graph, own in zip(graphs, z, strict=True):
                 flows[graph] = own[:, : sizes[graph], : sizes[graph]]

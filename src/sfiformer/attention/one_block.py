@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sfiformer.attention.iteration import FusedProximal
 from sfiformer.attention.kept_flows import Settings, attend_padded
+from sfiformer.flow.precision import wide
 
 MOST_PADDED = 4  # times as many nodes as there are
 MOST_KEPT = 1 << 30  # numbers that are held at a time
@@ -30,9 +31,9 @@ def attention_in_one_block(
 ) -> Tensor:
     """Attention [N, heads, width of v] of q, k, v, q̃ and k̃. Unless values are checked nothing waits for the device."""
     like = inputs[2]
-    work, padding = torch.promote_types(like.dtype, torch.float32), _Padding(ptr, len(like), max_nodes)
+    padding = _Padding(ptr, len(like), max_nodes)
     with torch.autocast(like.device.type, enabled=False):
-        padded = [padding.padded(x.to(work)) for x in inputs]
+        padded = [padding.padded(wide(x)) for x in inputs]
         out, _ = attend_padded(padded, padding.real, lam, settings)
         return padding.packed(out).to(like.dtype)
 

@@ -20,6 +20,7 @@ from sfiformer.attention.dropout import kept, kept_entries
 from sfiformer.attention.few_flows import FewFlows
 from sfiformer.attention.inputs import require_finite, require_values
 from sfiformer.attention.spans import Span, for_each_span
+from sfiformer.flow.precision import narrowed
 from sfiformer.flow.rows import GENTLE, solve
 from sfiformer.operators import operator
 
@@ -127,7 +128,7 @@ def packed_attention_backward(
             chunk_lam = lam[chunk.graphs]
             grad_lam[chunk.graphs] += torch.where(chunk_lam > 0, at / chunk_lam, zero).to(lam.dtype)
         for packed, here in zip(of_inputs, grads, strict=True):
-            order.put(packed, here)
+            order.put(packed, narrowed(here, packed.dtype))
 
     for_each_span(attend, ptr, q, v, done)
     of_q, of_k, of_v, of_q_friction, of_k_friction = of_inputs

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sfiformer.flow import checks
 from sfiformer.flow.exact import ExactFlows
+from sfiformer.flow.precision import wide
 from sfiformer.flow.proximal import Proximal
 
 Solver = Literal["exact", "proximal"] | Proximal
@@ -61,8 +62,8 @@ def solve_flows(
     lam_row, alpha_row = _strengths(lam, alpha, resistance, look)
     if resistance.numel() == 0:
         return torch.zeros_like(resistance) * resistance
-    dtype = resistance.dtype
-    resistance, friction = (torch.where(mask & ~empty, _wide(x), 1.0) for x in (resistance, friction))
+    dtype = resistance.dtype  # half precision has no room for frictions, nor for their logarithms
+    resistance, friction = (torch.where(mask & ~empty, wide(x), 1.0) for x in (resistance, friction))
     if isinstance(method := _method(solver), Proximal):
         _require_penalty(alpha)
         z = method(resistance, friction, lam_row.to(resistance), alpha_row.to(resistance), mask & ~empty)
@@ -110,7 +111,7 @@ def flows_from_scores(
     if s.numel() == 0:
         return torch.zeros_like(s) * s
     dtype = s.dtype
-    s, u = (torch.where(mask & ~empty, _wide(x), 0.0) for x in (s, u))
+    s, u = (torch.where(mask & ~empty, wide(x), 0.0) for x in (s, u))
     if isinstance(method := _method(solver), Proximal):
         if scaling == "potential":
             raise ValueError("solver='proximal' has only a soft constraint: use scaling='absolute'")
@@ -132,11 +133,6 @@ def flows_from_scores(
 def _exact(s: Tensor, u: Tensor, lam: Tensor, log_scale: Tensor, log_eps: Tensor, mask: Tensor) -> Tensor:
     rows = (*s.shape[:-1], 1)
     return ExactFlows.apply(s, u, lam.expand(rows), log_scale.expand(rows), log_eps.expand(rows), mask)[0]
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In float32 at least: half precision has no room for frictions, nor for their logarithms."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _links(mask: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
