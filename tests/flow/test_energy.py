@@ -219,9 +219,9 @@ def test_nan_is_an_error():
 def test_capacities_that_lack_no_more_than_rounding_are_full(sizes):
     for n in sizes:
         for capacity in (_scores(n).float().softmax(-1), torch.ones(n) / n, 1 / n):
-            r = torch.ones(1, n, requires_grad=True)
+            r = torch.tensor([[1e3], [1.0], [0.5], [1e-3], [1e-30]]).expand(-1, n).clone().requires_grad_()
             z = Capacitated(r, capacity).solve()
-            torch.testing.assert_close(z, torch.as_tensor(capacity).expand(1, n), atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(z, torch.as_tensor(capacity).expand(5, n), atol=1e-6, rtol=1e-5)
             assert torch.autograd.grad(z.square().sum(), r)[0].isfinite().all()
 
 

@@ -165,13 +165,14 @@ def _root(energy: Energy, alpha: float | Tensor, dtype: torch.dtype) -> Tensor:
                 "no potential makes the flows sum to one: check that the energy's flow(mu) is finite, grows with mu "
                 "and can reach 1 (capacities that sum to less than one need a finite alpha)"
             )
+    full = _excess(energy, high, alpha).clamp(max=0)  # below 0 where rounding lacks
     while True:
         middle = low + (high - low) / 2
         if not bool(((middle > low) & (middle < high)).any()):
             if bool(_excess(energy, high, alpha).isnan().any()):
                 raise ValueError("the energy's flow(mu) is NaN: check its parameters")
             return high
-        over = _excess(energy, middle, alpha) >= 0
+        over = _excess(energy, middle, alpha) >= full
         high = torch.where(over, middle, high)
         low = torch.where(over, low, middle)
 
