@@ -247,6 +247,42 @@ def test_dtype_is_that_of_the_parameters(dtype):
     assert QuadraticL1(wide, narrow).solve().dtype == QuadraticL1(narrow, wide).solve().dtype == torch.float64
 
 
+class Watched(Energy):
+    """Of some parameters, wherever they are kept; it keeps the dtypes of potentials, too."""
+
+    def __init__(self, parameters):
+        self.parameters, self.potentials = parameters, []
+
+    def flow(self, mu):
+        self.potentials.append(mu.dtype)
+        return mu / self.parameters()
+
+
+class Kept(torch.nn.Module):
+    def __init__(self, resistance):
+        super().__init__()
+        self.resistance = torch.nn.Parameter(resistance)
+
+    def forward(self):
+        return self.resistance
+
+
+def test_potentials_are_in_float64():
+    s = _scores(4, 6)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        r = (-s).softmax(-1).to(dtype)
+        # Of what cannot be seen from outside nothing is known but the flows that it gives.
+        for parameters, expected in ((Kept(r), dtype), (lambda r=r: r, torch.float64)):
+            energy = Watched(parameters)
+            assert energy.solve().dtype == expected
+            assert set(energy.potentials) == {torch.float64}
+
+
+def test_a_strength_for_all_rows_does_not_widen_them():
+    r, lam = _scores(3, 4).softmax(-1).float(), torch.tensor(0.1, dtype=torch.float64)
+    assert QuadraticL1(r, r, lam).solve().dtype == torch.float32
+
+
 def test_one_link():
     for energy in (
         Quadratic(torch.ones(1)),

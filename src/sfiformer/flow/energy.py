@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sfiformer.flow import checks
 from sfiformer.operators import transformed
@@ -74,9 +76,7 @@ class QuadraticL1(Energy):
     def flow(self, mu: Tensor) -> Tensor:
         lam = self.lam
         if isinstance(lam, Tensor):
-            lam = checks.row_scalar("lam", lam, self.friction.shape[:-1], self.friction).to(
-                self.friction.dtype
-            )
+            lam = checks.row_scalar("lam", lam, self.friction.shape[:-1], self.friction)
         return (mu - lam * self.friction).relu() / self.resistance
 
 
@@ -116,12 +116,15 @@ class Tsallis(Energy):
 
 def solve_energy(energy: Energy, alpha: float | Tensor = math.inf) -> Tensor:
     """The flows [..., n] of least energy, with gradients, first and second, for all parameters of the energy and a tensor
-    ``alpha``.
+    ``alpha``; in the widest dtype of the energy's tensors.
     """
     checks.require_alpha(alpha, check=not isinstance(alpha, Tensor) or alpha.device.type == "cpu")
+    tensors = list(_tensors(energy))
+    device = tensors[0].device if tensors else None
     with torch.no_grad():
-        dtype = energy.flow(torch.zeros(1, **_placement(energy))).dtype  # that of its parameters
-        mu = _root(energy, alpha, dtype)
+        like = energy.flow(torch.zeros(1, dtype=torch.float64, device=device))
+        dtype = _widest(tensors) if tensors else like.dtype
+        mu = _root(energy, alpha, like, dtype)
     if torch.is_inference_mode_enabled():
         return energy.flow(mu).to(dtype)
     with torch.enable_grad():
@@ -141,12 +144,11 @@ def _excess(energy: Energy, mu: Tensor, alpha: float | Tensor) -> Tensor:
     return energy.flow(mu).sum(-1, keepdim=True) + mu / alpha - 1
 
 
-def _root(energy: Energy, alpha: float | Tensor, dtype: torch.dtype) -> Tensor:
-    """μ with G(μ) = 0: a bracket by doubling, then halving until no number lies between its ends.
+def _root(energy: Energy, alpha: float | Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """μ with G(μ) = 0 for each row of flows like these: a bracket by doubling, then halving until no number lies within.
 
     Flows that reach 1 but for the rounding of parameters of this dtype (capacities, say) are the solution where they end.
     """
-    like = energy.flow(torch.zeros(1, **{**_placement(energy), "dtype": torch.float64}))
     if like.shape[-1] == 0:
         raise ValueError("energy.flow(mu) must return [..., n] flows with n > 0, got n = 0")
     low = torch.full_like(like[..., :1], -1.0)
@@ -188,9 +190,19 @@ def _exponents(dtype: torch.dtype) -> int:
     return math.frexp(torch.finfo(dtype).max)[1] - 1
 
 
-def _placement(energy: Energy) -> dict[str, Any]:
-    """Device and dtype of the energy's first floating-point tensor."""
-    for value in vars(energy).values():
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return {"device": value.device, "dtype": value.dtype}
-    return {"dtype": torch.get_default_dtype()}
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The floating-point tensors of an energy: its attributes, and those of its parts."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, Energy | nn.Module):
+        yield from _tensors(vars(value))
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+
+
+def _widest(tensors: list[Tensor]) -> torch.dtype:
+    """Those without dimension, such as one strength for all rows, have no say, as in PyTorch."""
+    voices = [x for x in tensors if x.dim()] or tensors
+    return reduce(torch.promote_types, (x.dtype for x in voices))
