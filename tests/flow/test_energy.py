@@ -225,6 +225,21 @@ def test_capacities_that_lack_no_more_than_rounding_are_full(sizes):
             assert torch.autograd.grad(z.square().sum(), r)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_is_that_of_the_narrowest_parameter(dtype):
+    capacity = (torch.ones(7) / 7).to(dtype)
+    assert 1 - capacity.double().sum() > 0.2 * torch.finfo(dtype).eps
+    for r in (torch.ones(2, 7), torch.ones(2, 7, dtype=dtype)):
+        torch.testing.assert_close(Capacitated(r, capacity).solve(), capacity.expand(2, 7).to(r.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_capacities_that_lack_more_than_rounding(dtype):
+    lack = torch.finfo(dtype).eps * (2 if torch.finfo(dtype).bits < 32 else 16)
+    with pytest.raises(ValueError, match="capacit"):
+        Capacitated(torch.ones(3, 10, dtype=dtype), (1 - lack) / 10).solve()
+
+
 class Hidden(Energy):
     """An energy whose parameters are no attributes of its own."""
 

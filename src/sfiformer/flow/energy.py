@@ -25,8 +25,6 @@ from torch import Tensor, nn
 from sfiformer.flow import checks
 from sfiformer.operators import transformed
 
-_ROUNDING = 8  # units in the last place of 1 that the sum of parameters may lack
-
 
 class Energy(ABC):
     """A separable convex energy Σ_j φ_j(z_j) over n links, for any number of rows."""
@@ -124,7 +122,7 @@ def solve_energy(energy: Energy, alpha: float | Tensor = math.inf) -> Tensor:
     with torch.no_grad():
         like = energy.flow(torch.zeros(1, dtype=torch.float64, device=device))
         dtype = _widest(tensors) if tensors else like.dtype
-        mu = _root(energy, alpha, like, dtype)
+        mu = _root(energy, alpha, like, _rounding([x.dtype for x in tensors] or [dtype]))
     if torch.is_inference_mode_enabled():
         return energy.flow(mu).to(dtype)
     with torch.enable_grad():
@@ -144,10 +142,10 @@ def _excess(energy: Energy, mu: Tensor, alpha: float | Tensor) -> Tensor:
     return energy.flow(mu).sum(-1, keepdim=True) + mu / alpha - 1
 
 
-def _root(energy: Energy, alpha: float | Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
+def _root(energy: Energy, alpha: float | Tensor, like: Tensor, rounding: float) -> Tensor:
     """μ with G(μ) = 0 for each row of flows like these: a bracket by doubling, then halving until no number lies within.
 
-    Flows that reach 1 but for the rounding of parameters of this dtype (capacities, say) are the solution where they end.
+    Flows that reach 1 but for the rounding of parameters (capacities, say) are the solution where they end.
     """
     if like.shape[-1] == 0:
         raise ValueError("energy.flow(mu) must return [..., n] flows with n > 0, got n = 0")
@@ -161,7 +159,7 @@ def _root(energy: Energy, alpha: float | Tensor, like: Tensor, dtype: torch.dtyp
             end[short] *= 2
         else:
             lack = -_excess(energy, end, alpha)
-            if sign > 0 and bool((lack <= _ROUNDING * torch.finfo(dtype).eps).all()):
+            if sign > 0 and bool((lack <= rounding).all()):
                 break
             raise ValueError(
                 "no potential makes the flows sum to one: check that the energy's flow(mu) is finite, grows with mu "
@@ -200,6 +198,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, dict | list | tuple):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _tensors(part)
+
+
+def _rounding(dtypes: list[torch.dtype]) -> float:
+    """What parameters that sum to 1 may lack of it. In half precision each is rounded alone, and all lack half a unit at most;
+    a softmax in float32 has errors of its own (of 2.4 units, in what we measured).
+    """
+    narrowest = max((torch.finfo(dtype) for dtype in dtypes), key=lambda kind: kind.eps)
+    return narrowest.eps * (1 if narrowest.bits < 32 else 8)
 
 
 def _widest(tensors: list[Tensor]) -> torch.dtype:
