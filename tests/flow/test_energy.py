@@ -67,6 +67,16 @@ def test_strength_of_each_row_as_in_solve_flows():
             QuadraticL1(*bad).solve()
 
 
+def test_penalty_of_each_row_as_in_solve_flows():
+    r, alpha = _scores(2, 3).exp(), torch.tensor([0.1, 10.0], dtype=torch.float64)
+    for given in (alpha, alpha[:1], alpha[0]):
+        expected = solve_flows(r, torch.zeros_like(r), lam=0.0, alpha=given)
+        torch.testing.assert_close(Quadratic(r).solve(given), expected)
+    for bad in (alpha[:, None], alpha.expand(3, 2), torch.ones(3)):
+        with pytest.raises(ValueError, match=r"alpha must be a number or broadcast over the rows \[2\]"):
+            Quadratic(r).solve(bad)
+
+
 def test_where_no_flow_pays():
     r, f = torch.full((4,), 0.25, dtype=torch.float64), torch.full((4,), 0.25, dtype=torch.float64)
     assert not QuadraticL1(r, f, 1.0).solve(alpha=0.1).any()

@@ -114,14 +114,16 @@ class Tsallis(Energy):
 
 def solve_energy(energy: Energy, alpha: float | Tensor = math.inf) -> Tensor:
     """The flows [..., n] of least energy, with gradients, first and second, for all parameters of the energy and a tensor
-    ``alpha``; in the widest dtype of the energy's tensors.
+    ``alpha``, which may have a value for each row; in the widest dtype of the energy's tensors.
     """
     checks.require_alpha(alpha, check=not isinstance(alpha, Tensor) or alpha.device.type == "cpu")
     tensors = list(_tensors(energy))
     device = tensors[0].device if tensors else None
     with torch.no_grad():
         like = energy.flow(torch.zeros(1, dtype=torch.float64, device=device))
-        dtype = _widest(tensors) if tensors else like.dtype
+    dtype = _widest(tensors) if tensors else like.dtype
+    alpha = checks.row_scalar("alpha", alpha, like.shape[:-1], like)
+    with torch.no_grad():
         mu = _root(energy, alpha, like, _rounding([x.dtype for x in tensors] or [dtype]))
     if torch.is_inference_mode_enabled():
         return energy.flow(mu).to(dtype)
@@ -136,13 +138,12 @@ def solve_energy(energy: Energy, alpha: float | Tensor = math.inf) -> Tensor:
     return energy.flow(mu).to(dtype)
 
 
-def _excess(energy: Energy, mu: Tensor, alpha: float | Tensor) -> Tensor:
+def _excess(energy: Energy, mu: Tensor, alpha: Tensor) -> Tensor:
     """G(μ), [..., 1]."""
-    alpha = alpha.unsqueeze(-1) if isinstance(alpha, Tensor) and alpha.dim() else alpha
     return energy.flow(mu).sum(-1, keepdim=True) + mu / alpha - 1
 
 
-def _root(energy: Energy, alpha: float | Tensor, like: Tensor, rounding: float) -> Tensor:
+def _root(energy: Energy, alpha: Tensor, like: Tensor, rounding: float) -> Tensor:
     """μ with G(μ) = 0 for each row of flows like these: a bracket by doubling, then halving until no number lies within.
 
     Flows that reach 1 but for the rounding of parameters (capacities, say) are the solution where they end.
