@@ -347,6 +347,12 @@ def test_resistances_are_positive(bad):
             make(r)
 
 
+@pytest.mark.parametrize("bad", [-0.1, math.nan, "x", torch.tensor(-0.1), torch.tensor([0.5, -0.1, 1.0])])
+def test_capacities_are_not_negative(bad):
+    with pytest.raises(ValueError, match="capacity must be a number or a tensor, not negative, got"):
+        Capacitated(torch.ones(2, 3), bad)
+
+
 @pytest.mark.parametrize("order", [1.0, 0.5])
 def test_the_order_of_tsallis_is_greater_than_one(order):
     with pytest.raises(ValueError, match="order must be greater than 1"):

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
+from numbers import Real
 from typing import Any
 
 import torch
@@ -87,6 +88,12 @@ class Capacitated(Energy):
 
     def __post_init__(self) -> None:
         _require_resistance(self.resistance)
+        capacity, expected = self.capacity, "a number or a tensor, not negative"
+        if isinstance(capacity, Tensor):
+            if checks.wanted(None, capacity) and not transformed():
+                checks.require_all(~(capacity < 0), "capacity", capacity, expected)
+        elif not (isinstance(capacity, Real) and capacity >= 0):
+            raise ValueError(f"capacity must be {expected}, got {capacity!r}")
 
     def flow(self, mu: Tensor) -> Tensor:
         free = (mu / self.resistance).relu()
