@@ -280,7 +280,7 @@ def test_friction_of_ones_own_that_is_no_pair(made):
         layer(torch.randn(3, 8), torch.zeros(2, 0, dtype=torch.long), torch.tensor([0, 3]))
 
 
-def test_alpha_is_one_number():
-    x = [torch.randn(4, 1, 2) for _ in range(5)]
+@pytest.mark.parametrize("way", WAYS)
+def test_alpha_is_one_number(way):
     with pytest.raises(ValueError, match="alpha must be one number for all graphs"):
-        sfi_attention(*x, torch.tensor([0, 2, 4]), lam=0.1, alpha=torch.tensor([0.1, 0.2]))
+        sfi_attention(**_arguments(alpha=torch.tensor([0.1, 0.2]), **way))

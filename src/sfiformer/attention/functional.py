@@ -125,7 +125,7 @@ def sfi_attention(
     if scaling not in ("absolute", "potential"):
         raise ValueError(f"scaling must be 'absolute' or 'potential', got {scaling!r}")
     checks.require_alpha(alpha, look)
-    if isinstance(alpha, Tensor) and alpha.numel() != 1 and solver == "exact" and not return_flows:
+    if isinstance(alpha, Tensor) and alpha.numel() != 1:
         raise ValueError(f"alpha must be one number for all graphs, got a {checks.describe(alpha)}")
     checks.require_lam(lam, check=False)
     lam = _per_graph(lam, ptr, q)
