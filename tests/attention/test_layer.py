@@ -163,6 +163,13 @@ def test_largest_graph_scaling_keeps_that_of_training(batch):
     torch.testing.assert_close(copy.eval()(x, edge_index, ptr), kept)
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 449), (torch.float16, 70_001)])
+def test_half_precision_does_not_round_the_largest_graph(dtype, size):
+    layer = SFiAttention(12, 3, lam_scaling="largest")
+    lam = layer.strengths(torch.tensor([0, size]), torch.zeros(0, 12, dtype=dtype)).lam
+    torch.testing.assert_close(lam.detach(), torch.tensor([1 / size]))
+
+
 def test_a_layer_begun_anew_has_seen_no_graph(batch):
     x, edge_index, ptr = batch
     layer = _layer(lam_scaling="largest")

@@ -342,7 +342,8 @@ class SFiAttention(nn.Module):
         if self.lam_scaling == "potential":
             return Strengths(strength, math.inf, "potential", self.solver)
         if self.lam_scaling == "largest":
-            sizes = self._largest(ptr.diff(), learn).clamp(min=1).to(x.dtype)
+            largest = self._largest(ptr.diff(), learn).clamp(min=1)
+            sizes = largest.to(torch.promote_types(x.dtype, torch.float32))
         elif sizes is None:
             sizes = graph_sizes(ptr, x.dtype)
         return Strengths(strength / sizes, self.alpha, "absolute", self.solver)
