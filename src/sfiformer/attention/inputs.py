@@ -31,9 +31,9 @@ class Strengths(NamedTuple):
     solver: Solver
 
     def for_each(self, graphs: int) -> Strengths:
-        """With a λ in its place for each of so many graphs."""
-        lam = self.lam if isinstance(self.lam, Tensor) else torch.tensor(self.lam)
-        return self._replace(lam=lam.expand(graphs).contiguous())
+        """With its λ, a tensor, in place for each of so many graphs."""
+        assert isinstance(self.lam, Tensor)
+        return self._replace(lam=self.lam.expand(graphs).contiguous())
 
 
 def require_shapes(dropout_p: float, **tensors: Tensor) -> None:

@@ -278,7 +278,7 @@ class SFiAttention(nn.Module):
             return dfi_attention(q, k, values, ptr, **options)
         strengths = ahead(
             x,
-            lambda: self.strengths(ptr, x, sizes, learn=self.training).for_each(ptr.shape[0] - 1),
+            lambda: self.strengths(ptr, x, sizes, learn=True).for_each(ptr.shape[0] - 1),
             self.raw_lam_factor,
             uses=(ptr, sizes),
         )
