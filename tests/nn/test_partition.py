@@ -38,9 +38,19 @@ def test_of_data_that_only_name_the_graph_of_each_node():
     assert Partition.of(data, 3, torch.device("cpu")).ptr.tolist() == [0, 2, 3]
 
 
-def test_nodes_of_a_graph_stand_together():
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_graphs_of_nodes_in_any_integers(dtype):
     batch = Batch.from_data_list(_graphs())
-    batch.batch = batch.batch[torch.tensor([3, 0, 1, 2, 4, 5])]
+    batch.batch = batch.batch.to(dtype)
+    graphs = Partition.of(batch, 6, batch.x.device)
+    assert graphs.batch.dtype == torch.int64
+    assert graphs.spread(graphs.ptr[1:]).tolist() == [3, 3, 3, 4, 6, 6]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_nodes_of_a_graph_stand_together(dtype):
+    batch = Batch.from_data_list(_graphs())
+    batch.batch = batch.batch[torch.tensor([3, 0, 1, 2, 4, 5])].to(dtype)
     with pytest.raises(ValueError, match=r"batch must be sorted.*argsort"):
         Partition.of(batch, 6, batch.x.device)
 

@@ -37,7 +37,7 @@ class Partition(NamedTuple):
         max_nodes = getattr(batch, "max_nodes", None)
         if max_nodes is None:
             max_nodes = int(ptr.diff().max()) if ptr.numel() > 1 else 0
-        return cls(index, ptr, ptr.numel() - 1, max_nodes, getattr(batch, "real_nodes", None))
+        return cls(index.long(), ptr, ptr.numel() - 1, max_nodes, getattr(batch, "real_nodes", None))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over each graph: [N, …] → [G, …]; that of half-precision values is made, and returned, in float32."""
@@ -54,7 +54,7 @@ class Partition(NamedTuple):
 
 def require_sorted(batch: Tensor) -> None:
     """Raises where the graphs of nodes do not ascend. Looks on a CPU only: a GPU would have to be waited for."""
-    if checks.wanted(None, batch) and bool((batch.diff() < 0).any()):
+    if checks.wanted(None, batch) and bool((batch[1:] < batch[:-1]).any()):
         raise ValueError(
             "batch must be sorted, as in PyG's Batch: nodes of one graph stand together. order = batch.argsort(stable=True) "
             "puts them so: x[order], batch[order] and order.argsort()[edge_index]"
