@@ -38,6 +38,28 @@ def test_of_data_that_only_name_the_graph_of_each_node():
     assert Partition.of(data, 3, torch.device("cpu")).ptr.tolist() == [0, 2, 3]
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_of_data_that_only_say_where_graphs_start(dtype):
+    data = Data(x=torch.zeros(5, 1), ptr=torch.tensor([0, 3, 3, 5], dtype=dtype))
+    graphs = Partition.of(data, 5, torch.device("cpu"))
+    assert graphs.batch.tolist() == [0, 0, 0, 2, 2]
+    assert graphs.ptr.tolist() == [0, 3, 3, 5]
+    assert graphs.ptr.dtype == torch.int64
+    assert (graphs.num_graphs, graphs.max_nodes) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("ptr", "message"),
+    [
+        ([0, 3, 5], "tensor of integer offsets"),
+        (torch.tensor([0, 3]), "end at the number of nodes, 5, got 3"),
+    ],
+)
+def test_starts_of_graphs_that_are_none(ptr, message):
+    with pytest.raises(ValueError, match=f"^ptr must .*{message}"):
+        Partition.of(Data(x=torch.zeros(5, 1), ptr=ptr), 5, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
 def test_graphs_of_nodes_in_any_integers(dtype):
     batch = Batch.from_data_list(_graphs())

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sfiformer.attention import Adjacency, EdgeOrder
 from sfiformer.attention.edges import segment_sum, spread
+from sfiformer.attention.inputs import as_offsets, require_ptr
 from sfiformer.flow import checks
 
 
@@ -24,9 +25,17 @@ class Partition(NamedTuple):
 
     @classmethod
     def of(cls, batch: Any, num_nodes: int, device: torch.device) -> "Partition":
-        """From a GraphBatch, a PyG Batch, or one PyG Data; on a CPU nodes must stand by graph, where this is not compiled."""
+        """From a GraphBatch, a PyG Batch, or PyG Data, of one graph unless ``batch`` or ``ptr`` tells of more. On a CPU nodes
+        must stand by graph, where this is not compiled.
+        """
         index, ptr = getattr(batch, "batch", None), getattr(batch, "ptr", None)
-        if index is None:
+        if index is None and ptr is not None:
+            ptr = as_offsets(ptr)
+            if checks.wanted(None, ptr) and not torch.compiler.is_compiling():
+                require_ptr(ptr, num_nodes)
+            graphs = torch.arange(len(ptr) - 1, device=ptr.device)
+            index = graphs.repeat_interleave(ptr.diff(), output_size=num_nodes)
+        elif index is None:
             index = torch.zeros(num_nodes, dtype=torch.long, device=device)
             ptr = torch.tensor([0, num_nodes], device=device)
         elif ptr is None:
