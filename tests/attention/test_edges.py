@@ -41,6 +41,16 @@ def test_order(nodes, edges):
     check_order(known, in_order, nodes)
 
 
+@pytest.mark.parametrize("by_target", [True, False])
+def test_order_of_edges_in_int32(by_target):
+    """Places are counted in int64: a product of a node's number and a width may be beyond int32."""
+    edge_index = random_edges(7, 40)
+    edge_index = edge_index[:, edge_index[1].argsort(stable=True)]
+    narrow, wide = (EdgeOrder.of(each, 7, by_target=by_target) for each in (edge_index.int(), edge_index))
+    for x, y in zip(narrow, wide, strict=True):
+        assert (x is None and y is None) or (x.dtype == torch.int64 and torch.equal(x, y))
+
+
 def test_neighbour_sum_and_its_gradient():
     edge_index = random_edges(9, 50)
     order = EdgeOrder.of(edge_index, 9)

@@ -36,9 +36,7 @@ class Adjacency(NamedTuple):
         # bfloat16 would stop counting at 256.
         dtype = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
         # By source, and of one source by target: parallel edges are neighbours.
-        pairs = torch.add(order.target.long(), order.source.long(), alpha=nodes).index_select(
-            0, order.by_source
-        )
+        pairs = torch.add(order.target, order.source, alpha=nodes).index_select(0, order.by_source)
         others = order.by_source[1:]
         counts = torch.ones_like(order.source, dtype=dtype)
         counts.index_copy_(0, others, (pairs[1:] != pairs[:-1]).to(dtype))

@@ -35,7 +35,7 @@ class EdgeOrder(NamedTuple):
             nodes: number of nodes N.
             by_target: whether the edges are known to ascend by target.
         """
-        source, target = edge_index.contiguous()
+        source, target = edge_index.long().contiguous()
         narrow = torch.int32 if nodes < 2**31 else torch.int64  # a radix sort passes over the key's bytes
         bounds = torch.arange(nodes + 1, device=edge_index.device, dtype=narrow)
         starts, ends = edge_index.to(narrow, memory_format=torch.contiguous_format)
