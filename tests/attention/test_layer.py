@@ -407,6 +407,19 @@ def test_reset_parameters(batch):
     assert not torch.equal(before, layer.query.weight)
 
 
+def test_friction_of_ones_own_is_reset_as_pytorch_makes_it():
+    mix = torch.nn.MultiheadAttention(8, 2)
+    layer = SFiAttention(8, 2, friction=torch.nn.Sequential(mix))
+    before = {name: p.clone() for name, p in mix.named_parameters()}
+    with torch.no_grad():
+        mix.in_proj_bias.fill_(1.0)
+    layer.reset_parameters()
+    assert not torch.equal(mix.in_proj_weight, before["in_proj_weight"])
+    assert not torch.equal(mix.out_proj.weight, before["out_proj.weight"])
+    assert not mix.in_proj_bias.any()
+    assert not mix.out_proj.bias.any()
+
+
 def test_friction_of_ones_own_is_reset_part_by_part():
     class Twice(torch.nn.Module):
         def __init__(self):
