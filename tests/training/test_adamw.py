@@ -73,6 +73,15 @@ def snapshot(parameters, optimizer):
     return [p.detach().clone() for p in parameters] + states
 
 
+def test_kernels_are_launched_on_the_device_of_the_parameters(monkeypatch):
+    devices, known = [], torch.cuda.device_of
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: devices.append(x) or known(x))
+    pair = Pair()
+    pair.set_gradients()
+    pair.step(1.0)
+    assert [x.shape for x in devices] == SHAPES[:1]
+
+
 @pytest.mark.parametrize("max_norm", [1.0, 1e9, float("inf")])
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.0, "betas": (0.5, 0.99), "eps": 1e-3}])
 def test_against_pytorch(max_norm, settings):

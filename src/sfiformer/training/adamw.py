@@ -127,19 +127,20 @@ class ClippedAdamW(torch.optim.AdamW):
         layout = self._layout(params, *moments)
         # An empty gradient has no address; none is read from it.
         addresses = tuple(grad.data_ptr() or spoilt.data_ptr() for grad in grads)
-        for number, (first, end, piece, pieces) in enumerate(layout.launches):
-            squares_kernel[(pieces,)](
-                layout.table, addresses[number * MOST : (number + 1) * MOST], layout.steps, layout.squares, first, end, piece,
-                CHUNK=CHUNK, num_warps=WARPS_OF_SQUARES,
-            )  # fmt: skip
         values = torch.stack([*losses, losses[0]])  # the last is the place of the norm
         beta1, beta2 = group["betas"]
-        update_kernel[(len(layout.table),)](
-            layout.table, layout.steps, layout.squares, values, spoilt, group["lr"],
-            float(max_norm), float(group["weight_decay"]), float(group["eps"]), len(losses), len(layout.squares),
-            BETA1=beta1, BETA2=beta2, LOSSES=1 << (len(losses) - 1).bit_length(), PARTS=PARTS,
-            CHUNK=CHUNK, num_warps=WARPS_OF_UPDATE,
-        )  # fmt: skip
+        with torch.cuda.device_of(params[0]):  # kernels are launched on the current device
+            for number, (first, end, piece, pieces) in enumerate(layout.launches):
+                squares_kernel[(pieces,)](
+                    layout.table, addresses[number * MOST : (number + 1) * MOST], layout.steps, layout.squares,
+                    first, end, piece, CHUNK=CHUNK, num_warps=WARPS_OF_SQUARES,
+                )  # fmt: skip
+            update_kernel[(len(layout.table),)](
+                layout.table, layout.steps, layout.squares, values, spoilt, group["lr"],
+                float(max_norm), float(group["weight_decay"]), float(group["eps"]), len(losses), len(layout.squares),
+                BETA1=beta1, BETA2=beta2, LOSSES=1 << (len(losses) - 1).bit_length(), PARTS=PARTS,
+                CHUNK=CHUNK, num_warps=WARPS_OF_UPDATE,
+            )  # fmt: skip
         torch.autograd.graph.increment_version(params)  # of what was changed behind autograd's back
         return values
 
