@@ -13,11 +13,12 @@ import yaml
 
 from sfiformer import SFiFormer
 from sfiformer.config import ExperimentConfig
+from sfiformer.data.dataset import Member
 from sfiformer.errors import TrainingError, UserError
 from sfiformer.training import RunFolder, evaluate, train
 from sfiformer.training.interruption import Interrupted, Interruption
 from sfiformer.training.launch import make_optimizer
-from sfiformer.training.run_folder import _splits_text
+from sfiformer.training.splits_table import read_splits, splits_text
 
 
 @pytest.fixture
@@ -64,12 +65,15 @@ def test_a_small_training_split_is_measured_whole(tmp_path, quiet, monkeypatch):
     assert part.train != whole.train  # it can tell
 
 
-def test_ids_of_any_text_stay_in_their_rows():
+def test_ids_of_any_text_stay_in_their_rows(tmp_path):
     names = ["plain", "a,b", 'c"d', "e\nf", "g\rh", "i\ud800", "π"]
-    text = _splits_text({"train": names}).encode().decode()
+    members = [Member(name, 10 + number, "ab") for number, name in enumerate(names)]
+    text = splits_text({"train": members}).encode().decode()
     rows = list(csv.DictReader(io.StringIO(text, newline="")))
     assert [row["id"] for row in rows] == [*names[:4], r"g\rh", r"i\ud800", "π"]
     assert [row["graph"] for row in rows] == [str(number) for number in range(7)]
+    (tmp_path / "splits.csv").write_text(text, newline="")
+    assert read_splits(tmp_path / "splits.csv")["train"][:4] == members[:4]
 
 
 def test_accumulated_batches_are_one_step(tmp_path, quiet):

@@ -97,18 +97,6 @@ def test_a_run_from_before_splits_had_a_seed_goes_on(trained):
         train(other, run.path, resume=True, progress=False)
 
 
-def test_no_run_starts_from_one_that_was_trained_on_its_test_graphs(trained, tmp_path):
-    dense = trained(NAMES, {"model.attention": "dfi"})
-    config = RunFolder(dense).config()
-    sparse = replace(config, model=replace(config.model, attention="sfi"))
-    elsewhere = replace(sparse, data=replace(sparse.data, split_seed=1))
-    with pytest.raises(
-        UserError, match=r"graphs of val and test, .* trained on: split as it did .*split_seed: 0"
-    ):
-        train(elsewhere, tmp_path / "leak", init_from=dense, progress=False)
-    assert train(sparse, tmp_path / "plus", init_from=dense, progress=False).epochs == 1
-
-
 def test_atoms_that_training_has_not_seen_are_told(trained, tmp_path):
     run = trained(NAMES)
     new = {"smiles": ["CCO", "[Se]C", "C[Si](C)(C)C", "CCN"], "id": ["ethanol", "seleno", "tms", "amine"]}

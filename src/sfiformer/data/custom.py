@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from . import smiles
-from .dataset import Dataset
+from .dataset import Dataset, Member
 from .infer import Classes, encode, infer_level, infer_task, label_rows, standardised
 from .notes import notes
 from .pack import has_labels, masked_labels, pack
@@ -119,11 +119,7 @@ def load_custom(
         splits=stores,
         task=task,
         schema=schema,
-        ids={
-            part: [records[i].id or str(records[i].number) for i in members]
-            for part, members in chosen.items()
-            if members
-        },
+        members={part: [_member(records[i]) for i in members] for part, members in chosen.items() if members},
         bad=bad or [],
         notes=notes(records, task, chosen, how, stores),
     )
@@ -178,6 +174,10 @@ def _split(
         for part in MASKS
     }
     return masked, "by node masks"
+
+
+def _member(record: Record) -> Member:
+    return Member(record.id or str(record.number), record.number, record.digest())
 
 
 def _with_labels_of_one_width(records: list[Record], level: Level, bad: Bad | None) -> list[Record]:

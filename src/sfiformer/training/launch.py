@@ -10,14 +10,14 @@ from lightning.fabric import Fabric
 
 from sfiformer import ranks
 from sfiformer.config import ExperimentConfig
-from sfiformer.errors import UserError
-from sfiformer.nn.model import SFiFormer, load_dense
+from sfiformer.nn.model import SFiFormer
 from sfiformer.training.adamw import ClippedAdamW, served
 from sfiformer.training.average import Average
 from sfiformer.training.checkpoint import Checkpoints, read_state
 from sfiformer.training.compiling import announced
 from sfiformer.training.distributed import leads, leave, make_fabric, one_voice, products
 from sfiformer.training.inference import load_checkpoint
+from sfiformer.training.inheritance import start_from
 from sfiformer.training.interruption import Interrupted
 from sfiformer.training.metrics_log import MetricsLog
 from sfiformer.training.preparation import Prepared, objective, prepare
@@ -45,8 +45,8 @@ def train(
         config: the experiment.
         out: the run's folder; it must not hold anything, except with `resume`.
         resume: continue the run in `out` where it was stopped or killed, or start where there is none yet.
-        init_from: the run (or saved model) of a DFi-Former to start from: SFi-Former+, or with attention dfi its dense
-            control. A run that has begun goes on from its own checkpoint.
+        init_from: the run (or a checkpoint, or a saved model) of a DFi-Former to start from: SFi-Former+, or with attention
+            dfi its dense control. A run that has begun goes on from its own checkpoint.
         progress: None: a live display on a terminal, lines elsewhere; True: live; False: nothing.
 
     Raises:
@@ -143,14 +143,7 @@ def _model(
         trained = values["average"]["weights"] if averaged else load_checkpoint(run, "last").state_dict()
         model.load_state_dict(trained)
     elif init_from is not None:
-        source = RunFolder(init_from)
-        if source.exists:
-            source.require_unseen(prepared)
-        dense = load_checkpoint(source) if source.exists else SFiFormer.from_pretrained(init_from)
-        try:
-            return model, {"init_from": f"{init_from}: {load_dense(model, dense.state_dict(), dense.config)}"}
-        except ValueError as error:
-            raise UserError(f"cannot start from {init_from}: {error}") from None
+        return model, {"init_from": f"{init_from}: {start_from(init_from, model, prepared)}"}
     return model, {}
 
 

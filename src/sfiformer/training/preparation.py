@@ -8,6 +8,7 @@ from pathlib import Path
 from torchmetrics import Metric
 
 from sfiformer.config import DataConfig, ExperimentConfig
+from sfiformer.data.dataset import Member, ids_of
 from sfiformer.data.named import load_dataset
 from sfiformer.data.schema import Schema
 from sfiformer.data.source import digest
@@ -33,15 +34,20 @@ class Prepared:
     standardizer: Standardizer | None
     facts: str
     """What was read, in a few lines."""
-    ids: dict[str, list[str]] = field(default_factory=dict)
-    """The user's own names of the graphs of each split, where they have any."""
+    members: dict[str, list[Member]] = field(default_factory=dict)
+    """The graphs of each split of a user's own file."""
     digest: str | None = None
     """Of the user's own file."""
 
+    @property
+    def ids(self) -> dict[str, list[str]]:
+        """What the user calls them."""
+        return ids_of(self.members)
+
     def names(self, split: str, graphs: Iterable[int]) -> list[str]:
         """What the graphs with these numbers in a split are called."""
-        own = self.ids.get(split)
-        return [own[graph] if own else str(graph) for graph in graphs]
+        own = self.members.get(split)
+        return [own[graph].id if own else str(graph) for graph in graphs]
 
 
 def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
@@ -83,7 +89,7 @@ def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
         schema=schema,
         standardizer=standardizer,
         facts="\n".join([dataset.describe(), *notes]),
-        ids=dataset.ids,
+        members=dataset.members,
         digest=digest(config.data.path) if config.data.path is not None else None,
     )
 

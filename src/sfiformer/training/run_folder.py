@@ -3,22 +3,19 @@
 config.yaml     the settings, resolved, as the run has them now
 about.json      versions, git revision, times, command, metric, digest of the user's own file, what changed when it was resumed
 task.json       the task, the features, those of training, the standardisation: what prediction needs beside the model
-splits.csv      of a user's own graphs: the id of each, its split, and its number there
+splits.csv      of a user's own graphs: the id of each, its split, its number there, its row in the file, a digest of it
 metrics.jsonl, metrics.csv, tensorboard/    the metrics of every epoch
 best/, last/    checkpoints, see `checkpoint`
 result.json     at the end
 """
 
-import csv
-import io
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +23,16 @@ import torch
 from filelock import FileLock, Timeout
 
 from sfiformer.config import ExperimentConfig
+from sfiformer.data.dataset import Member, ids_of
 from sfiformer.data.schema import Features, Schema
 from sfiformer.data.seen import Seen, seen_categories
 from sfiformer.data.source import digest
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.task import Task
 from sfiformer.errors import UserError
-from sfiformer.files import cell, whole_file
+from sfiformer.files import whole_file
 from sfiformer.schema import as_text
+from sfiformer.training.splits_table import read_splits, splits_text
 from sfiformer.training.surroundings import surroundings
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
 CONFIG, ABOUT, TASK, RESULT = "config.yaml", "about.json", "task.json", "result.json"
 SPLITS = "splits.csv"
-JUDGED = ("val", "test")
 # What may be another in a resumed run. All else would make it another experiment.
 CHANGEABLE = ("optim.", "trainer.", "data.root", "data.mirror")
 FIXED = ("trainer.accumulate",)
@@ -90,18 +88,15 @@ class RunFolder:
         """What result.json holds."""
         return self._json(RESULT)
 
-    def ids(self) -> dict[str, list[str]]:
-        """What the user calls the graphs of each split, in order; nothing where that was not written."""
+    def members(self) -> dict[str, list[Member]]:
+        """The graphs of each split of a user's own file, in order; nothing where that was not written."""
         self._require()
-        path, ids = self.path / SPLITS, dict[str, list[str]]()
-        if path.is_file():
-            try:
-                with path.open(encoding="utf-8", newline="") as file:
-                    for row in csv.DictReader(file):
-                        ids.setdefault(row["split"], []).append(row["id"])
-            except (KeyError, UnicodeError, csv.Error) as error:
-                raise UserError(f"{path} is damaged: {error!r}") from None
-        return ids
+        path = self.path / SPLITS
+        return read_splits(path) if path.is_file() else {}
+
+    def ids(self) -> dict[str, list[str]]:
+        """What the user calls them."""
+        return ids_of(self.members())
 
     @contextmanager
     def claim(self, *, resume: bool) -> Iterator[None]:
@@ -193,20 +188,6 @@ class RunFolder:
                 f"put the file back as it was, {remedy}"
             )
 
-    def require_unseen(self, prepared: "Prepared") -> None:
-        """Raises UserError where a run that starts from this one would be judged by graphs that this one was trained on."""
-        if prepared.digest is None or self.about().get("data_sha256") != prepared.digest:
-            return
-        own, now = self.ids(), prepared.ids
-        trained_on = set(own.get("train", ())).difference(*(own.get(split, ()) for split in JUDGED))
-        if seen := trained_on.intersection(chain.from_iterable(now.get(split, ()) for split in JUDGED)):
-            config = self.config()
-            raise UserError(
-                f"{len(seen)} graphs of val and test, {min(seen)} among them, are graphs that {self.path} was trained on: "
-                f"split as it did (data.split: {config.data.split}, data.split_seed: {config.split_seed}, data.fractions: "
-                f"{list(config.data.fractions)})"
-            )
-
     def changes(self, config: ExperimentConfig) -> dict[str, tuple[Any, Any]]:
         """What the settings that differ from those of the run so far were, and what they are now."""
         before, now = (self.config().settings(), config.settings()) if self.exists else ({}, {})
@@ -233,7 +214,7 @@ class RunFolder:
         files = {
             CONFIG: prepared.config.to_yaml(),  # first: this file makes a folder a run
             TASK: _json_text(task),
-            **({SPLITS: _splits_text(prepared.ids)} if prepared.ids else {}),
+            **({SPLITS: splits_text(prepared.members)} if prepared.members else {}),
             ABOUT: _json_text(self._described(prepared, state, about)),
         }
         # A run notes what changes before it does.
@@ -307,14 +288,6 @@ class RunFolder:
 
 def _json_text(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=1) + "\n"
-
-
-def _splits_text(ids: Mapping[str, Sequence[str]]) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["id", "split", "graph"])
-    table.writerows((cell(name), split, number) for split in ids for number, name in enumerate(ids[split]))
-    return text.getvalue()
 
 
 def _features(values: dict[str, Any]) -> Features:
