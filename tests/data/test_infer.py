@@ -153,10 +153,43 @@ def test_a_text_among_numbers_is_named_where_classes_make_no_sense():
     assert infer_task(few, level="graph").class_names == ("0", "1", "2", "unknown")
 
 
+def test_a_few_texts_make_no_classes_of_amounts():
+    """As where a measurement ends: 500 rows with one decimal have fewer values than rows."""
+    records = [graph(y=4 + (i % 52) / 10) for i in range(490)] + [graph(y="<4.0")] * 10
+    with pytest.raises(
+        ValueError, match=r"the label '<4\.0' is text, and 490 others are numbers: correct it"
+    ):
+        infer_task(records, level="graph")
+    halves = [graph(y=i % 7 / 2) for i in range(70)] + [graph(y="n.d.")]
+    with pytest.raises(ValueError, match=r"'n\.d\.' is text, and 70 others"):
+        infer_task(halves, level="graph")
+    counted = [graph(y=i % 20) for i in range(100)] + [graph(y="unknown")]
+    assert infer_task(counted, level="graph").outputs == 21
+    doses = [graph(y="control")] * 6 + [graph(y=0.5)] * 4
+    assert infer_task(doses, level="graph").class_names == ("0.5", "control")
+
+
 def test_a_text_label_of_nodes_may_begin_with_a_missing_one():
     records = [graph([0.5 + 3 * i + j for j in range(3)]) for i in range(10)] + [graph([None, "<10", None])]
     with pytest.raises(ValueError, match="the label '<10' is text, and 30 others are numbers"):
         infer_task(records, level="node")
+    beside = [*records, graph([7.5, "<9", 8.5])]  # numbers beside it are those of labels, too
+    with pytest.raises(ValueError, match="the label '<10' is text, and 32 others are numbers"):
+        infer_task(beside, level="node")
+    with pytest.raises(ValueError, match="the label '<9' is text"):
+        infer_task([beside[-1], *beside], level="node")
+
+
+def test_the_label_that_is_shown_is_no_number():
+    records = [graph(y=label) for label in (1, 2.5, "<4.0", "abc")]
+    records[2].place = "m.csv, line 4"
+    with pytest.raises(
+        ValueError,
+        match=r"^m\.csv, line 4: regression needs numbers, and there is the label '<4\.0'; correct it",
+    ):
+        infer_task(records, kind="regression")
+    with pytest.raises(ValueError, match="there is the label '1'; write numbers without quotation marks"):
+        infer_task(graphs("1", "2"), kind="regression")
 
 
 def test_the_labels_that_are_numbers_are_counted_not_their_values():

@@ -136,8 +136,13 @@ def infer_task(
         plain = names == _class_names(len(names))
         return Task(level, kind, 1 if kind == "binary" else len(names), class_names=None if plain else names)
     if text:
-        remedy = "; write decimals with a point" if has_decimal_comma(distinct[0]) else ""
-        raise ValueError(f"{kind} needs numbers, and there is the label {distinct[0]!r}{remedy}")
+        place, label = _first_text(records)
+        remedy = "correct it, or leave it empty where it is missing"
+        if has_decimal_comma(label):
+            remedy = "write decimals with a point"
+        elif _number(label) is not None:
+            remedy = "write numbers without quotation marks"
+        raise ValueError(f"{place}: {kind} needs numbers, and there is the label {label!r}; {remedy}")
     return Task(level, kind, width, target_names=tuple(target_names) if target_names else None)
 
 
@@ -148,11 +153,36 @@ def _are_numbers_of_classes(labels: np.ndarray) -> bool:
     return len(distinct) <= FEW_CLASSES or bool(without_gap and counts.min() >= 5)
 
 
+def _are_amounts(labels: np.ndarray) -> bool:
+    """Whether numbers that have text beside them are amounts by their values."""
+    return not (labels == labels.round()).all() or not _are_numbers_of_classes(labels)
+
+
+def _number(label: object) -> float | None:
+    """What a label says as a number, also one that stands among text; None for other text."""
+    try:
+        return float(label)  # type: ignore[arg-type]
+    except ValueError:
+        return None
+
+
+def _first_text(records: Sequence[Record]) -> tuple[str, str]:
+    """The first label of text, with its place: one that is no number, if there is any."""
+    texts = [
+        (record.place, label)
+        for record in records
+        if record.y is not None and record.y.text
+        for label in record.y.values.ravel()
+        if label is not None
+    ]
+    return next((found for found in texts if _number(found[1]) is None), texts[0])
+
+
 def _require_names(records: Sequence[Record], cells: np.ndarray, target_names: Sequence[str] | None) -> None:
     """Refuse text that names no classes: decimals with a comma, a few among numbers, or hardly a label twice."""
     labels = [cell for cell in cells if cell is not None and cell == cell]
-    numbers = [label for label in labels if not isinstance(label, str)]
-    texts = [label for label in labels if isinstance(label, str)]
+    numbers = [number for label in labels if (number := _number(label)) is not None]
+    texts = [label for label in labels if _number(label) is None]
     column = f" in column {target_names[0]}" if target_names else ""
     commas = [label for label in texts if has_decimal_comma(label)]
     if 2 * len(commas) > len(texts):
@@ -160,19 +190,19 @@ def _require_names(records: Sequence[Record], cells: np.ndarray, target_names: S
             f"labels{column} such as {commas[0]!r} are text, for their comma: write decimals with a point "
             f"({commas[0].replace('.', '').replace(',', '.')})"
         )
-    if len(set(numbers)) > max(FEW_CLASSES, len(labels) // 5):
-        odd = next(record for record in records if record.y is not None and record.y.text)
-        assert odd.y is not None
-        shown = next(label for label in odd.y.values.ravel() if label is not None)
+    many = len(numbers) > len(texts) or len(set(numbers)) > max(FEW_CLASSES, len(labels) // 5)
+    if texts and many and _are_amounts(np.array(numbers)):
+        place, label = _first_text(records)
         raise ValueError(
-            f"{odd.place}: the label {shown!r} is text, and {len(numbers)} others are numbers: "
+            f"{place}: the label {label!r} is text, and {len(numbers)} others are numbers: "
             "correct it, leave it empty where it is missing, or say --data.kind classification"
         )
     counts = Counter(map(label_text, labels))
     once = sum(count == 1 for count in counts.values())
     if len(counts) > FEW_CLASSES and 2 * once > len(counts):
+        shown = label_text((texts or labels)[0])[:40]
         raise ValueError(
-            f"{once} of the {len(counts)} different labels{column}, such as {texts[0][:40]!r}, occur only once, "
+            f"{once} of the {len(counts)} different labels{column}, such as {shown!r}, occur only once, "
             "and are hardly classes: name another column (--data.targets of sfi train, --targets of sfi data info), or "
             "say --data.kind classification"
         )
