@@ -85,6 +85,26 @@ def test_a_run_that_was_judged_otherwise_does_not_go_on(trained, tmp_path):
     assert train(config, folder.path, resume=True, progress=False).epochs == 2
 
 
+def test_a_run_whose_labels_would_be_taken_otherwise_today_is_read_as_it_was(trained, monkeypatch):
+    monkeypatch.setattr("sfiformer.data.infer._are_numbers_of_classes", lambda labels: True)
+    run = trained({"smiles": MOLECULES, "level": [100 + i for i in range(20)]})
+    monkeypatch.undo()
+    task, *_ = RunFolder(run).task()
+    assert (task.kind, task.outputs) == ("classification", 20)
+    assert evaluate(run, device="cpu").keys() == {"accuracy"}
+    assert len(ExplainedRun(run)) == 2
+    config = RunFolder(run).config()
+    assert (config.data.kind, config.data.level) == (None, None)
+    longer = replace(config, trainer=replace(config.trainer, epochs=2))
+    assert train(longer, run, resume=True, progress=False).epochs == 2
+    assert (RunFolder(run).task()[0], RunFolder(run).config().data) == (task, config.data)
+    other = replace(
+        config, data=replace(config.data, kind="regression"), model=replace(config.model, outputs=None)
+    )
+    with pytest.raises(UserError, match=r"has model\.outputs: 20, and this one model\.outputs: 1"):
+        train(other, run, resume=True, progress=False)
+
+
 def test_a_run_from_before_splits_had_a_seed_goes_on(trained):
     run = RunFolder(trained(NAMES))
     text = (run.path / "config.yaml").read_text()

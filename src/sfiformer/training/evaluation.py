@@ -26,7 +26,7 @@ from sfiformer.training.examples import update
 from sfiformer.training.inference import load_checkpoint, model_inputs, pick_device
 from sfiformer.training.metrics import MAE
 from sfiformer.training.mrr import link_mrrs
-from sfiformer.training.preparation import encoding_cache, objective
+from sfiformer.training.preparation import as_trained, encoding_cache, objective
 from sfiformer.training.replay import Replay
 from sfiformer.training.run_folder import RunFolder
 from sfiformer.training.sampling import in_batches, share
@@ -167,9 +167,7 @@ def raw_stores(
     where the run left out its own, and a warning says so. ``reading`` are settings of a file that are not the run's.
     """
     config, (task, schema, _) = run.config(), run.task()
-    # Columns by their names; a run of an earlier release knows those of several targets only.
-    targets = config.data.targets or task.columns or task.target_names
-    settings = replace(config.data, targets=targets)
+    settings = as_trained(config.data, task)
     if data is not None and not Path(data).is_dir():
         settings = replace(settings, **(reading or {}))
         yield from _file(data, settings, task if labels else None, schema)

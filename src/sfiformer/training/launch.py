@@ -62,11 +62,12 @@ def train(
             torch.random.fork_rng(devices=[])
         )  # the caller's random numbers stay as they were
         stack.enter_context(products(config.trainer.precision))
-        prepared, values = None, None
+        prepared, values, trained = None, None, None
         if lead:  # what can go wrong does so here, before other processes start
             stack.enter_context(run.claim(resume=resume))
             run.require_own_file("or train anew in another folder", config.data.path)
-            prepared = prepare(config)
+            trained = run.task_of(config)
+            prepared = prepare(config, trained=trained)
             run.require_same(prepared.config)
             run.require_metric(str(objective(prepared.config, prepared.task)[1].name))
             checkpoints = Checkpoints(run.path)
@@ -74,8 +75,10 @@ def train(
                 values = checkpoints.open()
         fabric.launch()
         stack.enter_context(one_voice())
-        prepared = prepared or prepare(config)  # rank 0 has left what takes long in the caches
-        if fabric.broadcast(values is not None) and values is None:
+        begun, trained = fabric.broadcast((values is not None, trained))
+        # Rank 0 has left what takes long in the caches.
+        prepared = prepared or prepare(config, trained=trained)
+        if begun and values is None:
             values = read_state(run.path / "last")
 
         model, report = _model(prepared, run, values, init_from)

@@ -50,16 +50,17 @@ class Prepared:
         return [own[graph].id if own else str(graph) for graph in graphs]
 
 
-def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
+def prepare(config: ExperimentConfig, *, encode: bool = True, trained: Task | None = None) -> Prepared:
     """Load the data of an experiment, standardise and encode them, and settle what they settle of the model.
 
-    Without `encode` the graphs stay as they were read: enough to tell what would be trained, and quick.
+    Without `encode` the graphs stay as they were read: enough to tell what would be trained, and quick. `trained` is the
+    task of a run that goes on.
     """
     paths = {"root": abspath(config.data.root)}
     if config.data.path is not None:
         paths["path"] = abspath(config.data.path)
     config = replace(config, data=replace(config.data, **paths))  # type: ignore[arg-type]
-    dataset = load_dataset(config.data, config.seed)
+    dataset = load_dataset(config.data if trained is None else as_trained(config.data, trained), config.seed)
     if config.trainer.patience is not None and "val" not in dataset.splits:
         raise UserError(
             f"trainer.patience is {config.trainer.patience}, but {dataset.name} has no graphs for validation to tell by: "
@@ -92,6 +93,13 @@ def prepare(config: ExperimentConfig, *, encode: bool = True) -> Prepared:
         members=dataset.members,
         digest=digest(config.data.path) if config.data.path is not None else None,
     )
+
+
+def as_trained(data: DataConfig, task: Task) -> DataConfig:
+    """The settings by which a file is read as for a run of this task, whatever would be inferred from it today."""
+    # Columns by their names; a run of an earlier release knows those of several targets only.
+    targets = data.targets or task.columns or task.target_names
+    return replace(data, targets=targets, level=data.level or task.level, kind=data.kind or task.kind)
 
 
 def encoding_cache(config: ExperimentConfig) -> Path:

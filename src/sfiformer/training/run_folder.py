@@ -80,6 +80,16 @@ class RunFolder:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UserError(f"{self.path / TASK} is damaged: {error!r}") from None
 
+    def task_of(self, config: ExperimentConfig) -> Task | None:
+        """The task of the run so far; None where there is none, or these settings would ask for another."""
+        if not (self.exists and (self.path / TASK).is_file()):  # a run that was killed as it began has none
+            return None
+        asked, before = config.data, self.config().data
+        alike = all(
+            getattr(asked, key) == getattr(before, key) for key in ("name", "targets", "level", "kind")
+        )
+        return self.task()[0] if alike else None
+
     def seen(self) -> Seen:
         """The categories of the training graphs; nothing where that was not written."""
         return self._json(TASK).get("seen", {})
