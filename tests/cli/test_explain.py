@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sfiformer.cli import main
+
 TINY = {
     "model.layers": 2, "model.dim": 8, "model.heads": 2, "model.pe": "none", "model.lam": 4.0,
     "model.lam_scaling": "graph",
@@ -30,6 +32,17 @@ def run(own_graphs, tmp_path_factory):
         return root / attention
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("text", "graph"), [("7", 7), ("-1", -1), ("007", "007"), ("0", 0), ("00", "00"), ("C7", "C7")]
+)
+def test_leading_zeros_belong_to_an_id(monkeypatch, text, graph):
+    asked = []
+    monkeypatch.setattr("sfiformer.explain.explain_graph", lambda run, graph, **_: asked.append(graph) or [])
+    with pytest.raises(SystemExit):
+        main(["explain", "run", "--graph", text])
+    assert asked == [graph]
 
 
 def table(path: Path) -> list[dict[str, str]]:

@@ -144,6 +144,10 @@ def test_explained_graphs_of_a_file_are_called_as_predictions_call_them(trained,
     named = table(tmp_path / "named.csv", {"smiles": ["CC", "CCC"], "id": ["ethane", "propane"]})
     for graph in ("propane", 1):
         assert ExplainedRun(run, data=named).record(graph).num_nodes == 3
+    with pytest.raises(UserError, match=r"no graph '001' in named\.csv"):
+        ExplainedRun(run, data=named).record("001")
+    numbered = table(tmp_path / "numbered.csv", {"smiles": ["CC", "CCC"], "id": ["056", "57"]})
+    assert ExplainedRun(run, data=numbered).record("056").num_nodes == 2
 
 
 def test_a_number_that_is_an_id_is_told_so(trained):

@@ -66,7 +66,7 @@ def explain(
     if graph is not None:
         written += explain_graph(
             run,
-            int(graph) if graph.removeprefix("-").isdecimal() else graph,
+            int(graph) if _is_number(graph) else graph,
             split=split,
             layer=layer,
             head=head,
@@ -89,6 +89,11 @@ def explain(
 
 def register(app: typer.Typer) -> None:
     app.command()(explain)
+
+
+def _is_number(graph: str) -> bool:
+    """Whether this is a number, which 007 is not: an id."""
+    return graph.removeprefix("-").isdecimal() and str(int(graph)) == graph
 
 
 def _line(statistics: "Statistics") -> str:

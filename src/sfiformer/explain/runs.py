@@ -103,7 +103,11 @@ class ExplainedRun:
 
     def _position(self, name: str) -> int:
         """Where among the graphs of a file the one of this name is; where all have ids, a number says it too."""
-        if name.isdecimal() and not any(other.isdecimal() for other in self._names):
+        if (
+            name.isdecimal()
+            and str(int(name)) == name
+            and not any(other.isdecimal() for other in self._names)
+        ):
             return int(name)
         found = [number for number, other in enumerate(self._names) if other == name]
         if len(found) != 1:
