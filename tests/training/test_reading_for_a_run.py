@@ -78,6 +78,10 @@ def test_a_run_that_was_judged_otherwise_does_not_go_on(trained, tmp_path):
     about = folder.about()
     assert about.pop("metric") == "relative_mae"
     folder.write_json("about.json", about)  # as before it was noted
+    result = folder.result() | {"metric": "mae"}
+    folder.write_json("result.json", result)
+    assert train(folder.config(), folder.path, resume=True, progress=False).metric == "mae", "it is over"
+    assert folder.result() == result
     config = replace(folder.config(), trainer=replace(folder.config().trainer, epochs=2))
     with pytest.raises(UserError, match="was judged by mae, and from now on would be by relative_mae"):
         train(config, folder.path, resume=True, progress=False)

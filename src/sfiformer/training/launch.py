@@ -69,10 +69,10 @@ def train(
             trained = run.task_of(config)
             prepared = prepare(config, trained=trained)
             run.require_same(prepared.config)
-            run.require_metric(str(objective(prepared.config, prepared.task)[1].name))
             checkpoints = Checkpoints(run.path)
             with run.writing():
                 values = checkpoints.open()
+            _require_metric(run, prepared, values)
         fabric.launch()
         stack.enter_context(one_voice())
         begun, trained = fabric.broadcast((values is not None, trained))
@@ -87,12 +87,13 @@ def train(
             ranks.join(model)
         optimizer = make_optimizer(model, prepared.config, values)
         average = _average(prepared.config, run, model, values)
-        state = State() if values is None else State.from_dict(values, run.path / "last")
+        state = _state(run, values)
         loss, metric = objective(prepared.config, prepared.task)
 
         writers = None
         over = ended(prepared.config.trainer, state.history, bool(metric.higher_is_better))
-        shown = _progress(progress if lead else False, prepared, state, str(metric.name))
+        judged_by = run.judged_by(str(metric.name)) if over else str(metric.name)
+        shown = _progress(progress if lead else False, prepared, state, judged_by)
         stack.callback(shown.close)
         if lead:
             shown.say(_introduction(prepared, model, fabric, state, report, run, over))
@@ -102,7 +103,7 @@ def train(
                     run.note_place(prepared.config.data.path)
                 else:
                     surroundings = {"processes": ranks.count(), "device": _device(fabric.device)}
-                    about = {"metric": str(metric.name), **surroundings, **report}
+                    about = {"metric": judged_by, **surroundings, **report}
                     run.describe(prepared, state, about)
                 writers = Writers(run.path, checkpoints, MetricsLog(run.path, state.history))
             stack.callback(writers.log.close)
@@ -123,7 +124,7 @@ def train(
         result = Result.of(
             state.history,
             run=run.path,
-            metric=str(metric.name),
+            metric=judged_by,
             higher_is_better=bool(metric.higher_is_better),
             parameters=model.num_parameters,
         )
@@ -133,6 +134,17 @@ def train(
             shown.say(str(result))
         leave()
         return result
+
+
+def _state(run: RunFolder, values: dict[str, Any] | None) -> State:
+    return State() if values is None else State.from_dict(values, run.path / "last")
+
+
+def _require_metric(run: RunFolder, prepared: Prepared, values: dict[str, Any] | None) -> None:
+    """Raises UserError where epochs that are left would be judged otherwise than those before."""
+    _, metric = objective(prepared.config, prepared.task)
+    if not ended(prepared.config.trainer, _state(run, values).history, bool(metric.higher_is_better)):
+        run.require_metric(str(metric.name))
 
 
 def _model(

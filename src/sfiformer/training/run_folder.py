@@ -172,11 +172,15 @@ class RunFolder:
                     "resume with the run's own setting, or choose another folder"
                 )
 
-    def require_metric(self, name: str) -> None:
-        """Raises UserError where the epochs so far were judged by another metric than they would be now."""
+    def judged_by(self, name: str) -> str:
+        """The metric by which the epochs so far were judged, where the next would be judged by this one."""
         # (Before it was noted, the error of several targets was "mae", in which the largest numbers counted most.)
         unknown = "mae" if name == "relative_mae" else name
-        before = self.about().get("metric", unknown) if self.exists else name
+        return self.about().get("metric", unknown) if self.exists else name
+
+    def require_metric(self, name: str) -> None:
+        """Raises UserError where the epochs so far were judged by another metric than they would be now."""
+        before = self.judged_by(name)
         if before != name:
             raise UserError(
                 f"the run in {self.path} was judged by {before}, and from now on would be by {name}, which cannot be "
