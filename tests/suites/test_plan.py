@@ -10,7 +10,7 @@ from sfiformer.config import ExperimentConfig
 from sfiformer.errors import UserError
 from sfiformer.nn import SFiFormer, load_dense
 from sfiformer.schema import as_text
-from sfiformer.suites.plan import differences, plan, select
+from sfiformer.suites.plan import differences, plan, restoring, select
 from sfiformer.suites.suite import read_suite, suite_names
 
 
@@ -95,6 +95,23 @@ def test_a_number_that_is_no_more_is_a_change(runs):
     config = runs["cluster/sfi/seed-0"].config
     patient = replace(config, trainer=replace(config.trainer, patience=1))
     assert differences(patient, config) == ["trainer.patience is now null, was 1"]
+
+
+def test_the_settings_that_bring_a_run_back(tmp_path):
+    """A suite on a file of one's own, from before its split had a seed of its own."""
+    text = "datasets: {own: {preset: custom}}\nmodels: {sfi: {settings: {data.path: a.csv}}}\nsettings: {SETTINGS}\n"
+    text += "runs: [{name: a, title: A, datasets: [own], models: [sfi], seeds: [0, 1]}]\n"
+
+    def planned(settings):
+        file = tmp_path / "mine.yaml"
+        file.write_text(f"title: Mine\n{text.replace('SETTINGS', settings)}")
+        return plan(read_suite(str(file)))["own/sfi/seed-1"].config
+
+    old, now = planned("data.split_seed: null, data.fractions: [0.7, 0.2, 0.1]"), planned("")
+    assert differences(old, now)[1] == "data.split_seed is now 0, was 1"
+    settings = restoring(old, now)
+    assert settings == ["data.fractions: [0.7,0.2,0.1]", "data.split_seed: null"]
+    assert planned(", ".join(settings)) == old
 
 
 def test_what_others_start_from_has_to_be_dense(suite_file):

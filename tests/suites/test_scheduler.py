@@ -100,7 +100,7 @@ def test_a_run_of_other_settings_is_left_alone_and_said(schedule, folder, runs, 
     tasks = schedule(engine).run()
     assert run.name not in engine.started
     assert tasks[run.name].reason.startswith(
-        "the settings have changed: trainer.epochs is now 3, was 100; remove"
+        "the settings have changed: trainer.epochs is now 3, was 100; say trainer.epochs: 100 in the suite to keep it, remove"
     )
     assert "the settings have changed" in printed.getvalue()
 

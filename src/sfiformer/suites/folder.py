@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from sfiformer.errors import UserError
 from sfiformer.files import whole_file
-from sfiformer.suites.plan import RUNS, Run, differences
+from sfiformer.suites.plan import RUNS, Run, differences, restoring
 from sfiformer.training.run_folder import RESULT, RunFolder
 
 RECORD = "suite.json"
@@ -67,6 +67,13 @@ class SuiteFolder:
         except ValueError as error:  # a file of the run that is damaged, or no longer there
             return [str(error)]
         return found
+
+    def restoring(self, run: Run) -> list[str]:
+        """The settings that would make the run that is planned now that in the folder, where they can be read."""
+        try:
+            return restoring(self.run(run.name).config(), run.config)
+        except ValueError:
+            return []
 
     def result(self, name: str) -> dict[str, Any]:
         """What result.json holds."""

@@ -11,7 +11,7 @@ from typing import Any
 from sfiformer.config import ExperimentConfig
 from sfiformer.errors import UserError
 from sfiformer.presets import read_preset
-from sfiformer.schema import Layer, as_text, build, expand, flat
+from sfiformer.schema import Layer, as_text, build, expand, flat, plain
 from sfiformer.suites.suite import Suite
 
 RUNS = "runs"  # the folder of the run folders
@@ -120,8 +120,19 @@ def select(runs: Mapping[str, Run], patterns: Iterable[str]) -> dict[str, Run]:
 def differences(before: ExperimentConfig, now: ExperimentConfig) -> list[str]:
     """The settings that make `now` another experiment than that of a run folder, a sentence each."""
     old, new = before.settings(), now.settings()
+    return [f"{key} is now {as_text(new[key])}, was {as_text(old[key])}" for key in _changed(before, now)]
+
+
+def restoring(before: ExperimentConfig, now: ExperimentConfig) -> list[str]:
+    """What a suite would have to say for `now` to be the experiment of a run folder, a setting each."""
+    old = flat(plain(before))
+    return [f"{key}: {_yaml(old[key])}" for key in _changed(before, now)]
+
+
+def _changed(before: ExperimentConfig, now: ExperimentConfig) -> list[str]:
+    old, new = before.settings(), now.settings()
     return [
-        f"{key} is now {as_text(new[key])}, was {as_text(old[key])}"
+        key
         for key in new
         # What is None of data and model is settled by the data; a path is made absolute when it is trained on.
         if key not in SURROUNDINGS
@@ -129,6 +140,10 @@ def differences(before: ExperimentConfig, now: ExperimentConfig) -> list[str]:
         and new[key] != old[key]
         and not (key == "data.path" and old[key] is not None and abspath(new[key]) == abspath(old[key]))
     ]
+
+
+def _yaml(value: Any) -> str:
+    return f"[{as_text(value)}]" if isinstance(value, list) else as_text(value)
 
 
 def as_options(settings: Mapping[str, Any]) -> list[str]:

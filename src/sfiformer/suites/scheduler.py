@@ -79,10 +79,11 @@ class Scheduler:
         for name, found in objections.items():
             if found:
                 more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+                settings = ", ".join(self.folder.restoring(self.tasks[name].run))
                 self._fail(
                     self.tasks[name],
-                    f"{found[0]}{more}; remove {self.folder.run(name).path} to "
-                    "run it anew, or choose another --out",
+                    f"{found[0]}{more}; {f'say {settings} in the suite to keep it, ' if settings else ''}"
+                    f"remove {self.folder.run(name).path} to run it anew, or choose another --out",
                 )
 
     def _pending(self) -> bool:
