@@ -40,7 +40,9 @@ def test_a_warning_is_a_line_once(monkeypatch, capsys):
         ("train", "; mend it, or leave out such rows with --data.skip_bad true"),
         ("predict", "; mend it, or leave out such rows with --skip-bad"),
         ("data", "; mend it, or leave out such rows with --skip-bad"),
-        ("eval", ""),
+        ("eval", "; mend it, or leave out such rows with --skip-bad"),
+        ("explain", "; mend it, or leave out such rows with --skip-bad"),
+        ("presets", ""),
     ],
 )
 def test_a_bad_row_can_be_left_out(monkeypatch, capsys, tmp_path, command, remedy):

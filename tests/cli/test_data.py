@@ -63,6 +63,19 @@ def test_info_reads_a_file_as_training_is_told_to(sfi_data, tmp_path):
     assert "\nlabels: column toxic\nsplit: as the file says\nnot used: end\nskipped: 1 bad, the first" in text
 
 
+def test_info_names_its_own_options(sfi_data, tmp_path):
+    file = tmp_path / "m.jsonl"
+    graph = '{"num_nodes": 2, "edges": [], "y": %s}\n'
+    file.write_text("".join(graph % y for y in ['"<4.0"', *(i / 7 for i in range(20))]))
+    message = sfi_data("info", file, code=2)
+    assert message.endswith("or say --kind classification\n")
+    assert "graph classification, 21 classes" in sfi_data("info", file, "--kind", "classification")
+    file.write_text("".join(graph % y for y in ("[0, 1]", "[1, 0]")))
+    assert "say --level node (one label a node) or --level graph" in sfi_data("info", file, code=2)
+    file.write_text("".join(graph % f'"name {i}"' for i in range(20)))
+    assert "name another column (--targets), or say --kind" in sfi_data("info", file, code=2)
+
+
 def test_fetch(sfi_data, tmp_path):
     assert "nothing to fetch" in sfi_data("fetch", "cluster")
     message = sfi_data("fetch", "mnist", "--root", tmp_path, "--mirror", tmp_path, code=1)

@@ -100,7 +100,7 @@ def test_several_columns_of_text_are_no_targets_together(tmp_path):
     ((_, build),) = csvfile.rows(path, csvfile.Columns("smiles", ("toxic", "soluble")))
     with pytest.raises(
         ValueError,
-        match=r"^'yes' in column toxic: .* choose others \(--data.targets of sfi train, --targets of sfi data info\)",
+        match=r"^'yes' in column toxic: .* choose others \(--data.targets of sfi train\)",
     ):
         build()
 

@@ -183,6 +183,18 @@ def test_another_file_is_evaluated_by_its_own_column_and_without_its_bad_rows(tr
     with pytest.warns(UserWarning, match="skipped: 1 bad"):
         scores = evaluate(run, data=new, smiles_column="mol", skip_bad=True, device="cpu")
     assert scores == evaluate(run, data=table(tmp_path / "good.csv", NAMES), device="cpu")
+    with pytest.warns(UserWarning, match="skipped: 1 bad"):
+        assert len(ExplainedRun(run, data=new, smiles_column="mol", skip_bad=True)) == 20
+
+
+@pytest.mark.parametrize("reading", [{"skip_bad": True}, {"smiles_column": "smiles"}])
+def test_how_a_file_is_read_is_said_with_a_file(trained, reading):
+    run = trained(NAMES)
+    option = f"^--{next(iter(reading)).replace('_', '-')} is for a file: name it with --data"
+    with pytest.raises(UserError, match=option):
+        evaluate(run, device="cpu", **reading)
+    with pytest.raises(UserError, match=option):
+        len(ExplainedRun(run, **reading))
 
 
 def test_graphs_that_are_not_made_of_smiles_are_told(trained, tmp_path):

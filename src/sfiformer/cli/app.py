@@ -1,6 +1,7 @@
 """The commands together, and how their errors are shown."""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,7 +18,11 @@ from sfiformer.errors import BadRowError, TrainingError
 from sfiformer.schema import nearest
 
 # The option by which a command leaves out bad rows of a file.
-SKIP_BAD = {"train": "--data.skip_bad true", "predict": "--skip-bad", "data": "--skip-bad"}
+SKIP_BAD = {"train": "--data.skip_bad true"} | dict.fromkeys(
+    ("eval", "predict", "explain", "data"), "--skip-bad"
+)
+# Errors about a file name these settings as `sfi train` calls them; `sfi data info` calls them otherwise.
+OF_TRAIN = re.compile(r"--data\.(kind|level|targets)( of sfi train)?")
 
 app = typer.Typer(
     name="sfi",
@@ -102,12 +107,13 @@ def _report(error: Exception, command: str) -> int:
         return _say("interrupted", 130)
     if hasattr(error, "format_message"):  # a usage error of typer, whose class has moved between its releases
         return _say(_usage(error), 2) if error.format_message() else 2  # empty: the help was shown
+    message = OF_TRAIN.sub(r"--\1", str(error)) if command == "data" else str(error)
     if isinstance(error, BadRowError) and command in SKIP_BAD:
-        return _say(f"{error}; mend it, or leave out such rows with {SKIP_BAD[command]}", 2)
+        return _say(f"{message}; mend it, or leave out such rows with {SKIP_BAD[command]}", 2)
     if isinstance(
         error, ValueError
     ):  # settings, files and graphs that will not do; but a loss may go wrong too
-        return _say(str(error), 1 if isinstance(error, TrainingError) else 2)
+        return _say(message, 1 if isinstance(error, TrainingError) else 2)
     if isinstance(error, OSError) and error.filename and error.strerror:
         return _say(f"{error.filename}: {error.strerror}", 1)
     if isinstance(error, ImportError | OSError):

@@ -71,6 +71,10 @@ def info(
         Literal["graph", "node", "link"] | None,
         typer.Option("--level", metavar="graph|node|link", help="What labels are of; found if not given."),
     ] = None,
+    kind: Annotated[
+        Literal["classification", "binary", "multilabel", "regression", "ranking"] | None,
+        typer.Option("--kind", metavar="NAME", help="What labels are; found if not given."),
+    ] = None,
     skip_bad: Annotated[
         bool,
         typer.Option(
@@ -93,6 +97,7 @@ def info(
             targets=None if targets is None else parse("data.targets", targets),
             split_column=split_column,
             level=level,
+            kind=kind,
             skip_bad=skip_bad,
         )
         print(own.describe())

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sfiformer.cli.options import Checkpoint, Debug, Device, LabelledGraphs
+from sfiformer.cli.options import Checkpoint, Debug, Device, LabelledGraphs, SkipBad, SmilesColumn
 
 
 def evaluate(
@@ -25,17 +25,8 @@ def evaluate(
         typer.Option("--batch-size", metavar="N", help="Graphs at a time; as in training if not given."),
     ] = None,
     device: Device = "auto",
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="With --data, leave out rows that cannot be read.")
-    ] = False,
-    smiles_column: Annotated[
-        str | None,
-        typer.Option(
-            "--smiles-column",
-            metavar="NAME",
-            help="With --data, the column of a CSV; as in training, or found, if not given.",
-        ),
-    ] = None,
+    skip_bad: SkipBad = False,
+    smiles_column: SmilesColumn = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
     debug: Debug = False,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfiformer.cli.options import Checkpoint, Debug, Split
+from sfiformer.cli.options import Checkpoint, Debug, SkipBad, SmilesColumn, Split
 from sfiformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def explain(
             "--data", metavar="FILE", help="Graphs of your own, labelled or not, in place of the run's data."
         ),
     ] = None,
+    skip_bad: SkipBad = False,
+    smiles_column: SmilesColumn = None,
     checkpoint: Checkpoint = "best",
     out: Annotated[
         Path | None,
@@ -72,13 +74,23 @@ def explain(
             head=head,
             checkpoint=checkpoint,
             data=data,
+            skip_bad=skip_bad,
+            smiles_column=smiles_column,
             out=out,
             page=page,
             say=print,
         )
     if statistics:
         taken, files = explain_statistics(
-            run, against=against, graphs=graphs, split=split, checkpoint=checkpoint, data=data, out=out
+            run,
+            against=against,
+            graphs=graphs,
+            split=split,
+            checkpoint=checkpoint,
+            data=data,
+            skip_bad=skip_bad,
+            smiles_column=smiles_column,
+            out=out,
         )
         written += files
         for each in taken:

@@ -24,6 +24,15 @@ LabelledGraphs = Annotated[
     Path | None,
     typer.Option("--data", metavar="FILE", help="Labelled graphs of your own, in place of the run's data."),
 ]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="With --data, leave out rows that cannot be read.")]
+SmilesColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--smiles-column",
+        metavar="NAME",
+        help="With --data, the column of a CSV; as in training, or found, if not given.",
+    ),
+]
 Checkpoint = Annotated[
     Literal["best", "last"],
     typer.Option("--checkpoint", metavar="best|last", help="Which weights of the run."),

@@ -164,7 +164,7 @@ def _number(column: str, text: str) -> Any:
             remedy = (
                 "write decimals with a point"
                 if has_decimal_comma(text.strip())
-                else "choose others (--data.targets of sfi train, --targets of sfi data info)"
+                else "choose others (--data.targets of sfi train)"
             )
             raise ValueError(
                 f"{text.strip()[:40]!r} in column {column}: of several targets each is a number or a truth value; {remedy}"
@@ -193,7 +193,7 @@ def _guess_targets(path: Path, header: list[str], columns: Columns) -> tuple[str
     if not found and len(text_columns) > 1:
         raise ValueError(
             f"{path}: {', '.join(text_columns)} hold text, and of several targets each must hold numbers or truth "
-            "values; name one column (--data.targets of sfi train, --targets of sfi data info)"
+            "values; name one column (--data.targets of sfi train)"
         )
     return found or tuple(text_columns or free[:1])
 

@@ -203,7 +203,7 @@ def _require_names(records: Sequence[Record], cells: np.ndarray, target_names: S
         shown = label_text((texts or labels)[0])[:40]
         raise ValueError(
             f"{once} of the {len(counts)} different labels{column}, such as {shown!r}, occur only once, "
-            "and are hardly classes: name another column (--data.targets of sfi train, --targets of sfi data info), or "
+            "and are hardly classes: name another column (--data.targets of sfi train), or "
             "say --data.kind classification"
         )
 

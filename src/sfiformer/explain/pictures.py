@@ -26,6 +26,8 @@ def explain_graph(
     head: int | None = None,
     checkpoint: Checkpoint = "best",
     data: str | Path | None = None,
+    skip_bad: bool = False,
+    smiles_column: str | None = None,
     out: str | Path | None = None,
     page: bool = True,
     say: Callable[[str], object] | None = None,
@@ -40,13 +42,14 @@ def explain_graph(
         head: numbered from 1; None for all.
         checkpoint: which weights.
         data: another place of the run's data (a folder), or a file of graphs, labelled or not.
+        skip_bad, smiles_column: of that file, as for `sfiformer.evaluate`.
         out: folder for the files; None for RUN/explain.
         page: also write the flows as an interactive page.
         say: is told which graph it is, by number and id.
     """
     _require_matplotlib()
     folder = _folder(run, out)
-    seen = record_run(run, graph, split, checkpoint, data)
+    seen = record_run(run, graph, split, checkpoint, data, skip_bad=skip_bad, smiles_column=smiles_column)
     layers = [_chosen("layer", layer, len(seen.layers))] if layer is not None else range(len(seen.layers))
     heads = [_chosen("head", head, seen.layers[0].heads)] if head is not None else None
     if say is not None:
@@ -72,6 +75,8 @@ def explain_statistics(
     split: Split = "test",
     checkpoint: Checkpoint = "best",
     data: str | Path | None = None,
+    skip_bad: bool = False,
+    smiles_column: str | None = None,
     out: str | Path | None = None,
 ) -> tuple[list[Statistics], list[Path]]:
     """Take and draw the statistics of a run's attention over a split; returns them, and the files written.
@@ -80,7 +85,7 @@ def explain_statistics(
         run: a run folder of `sfiformer.train`.
         against: another run on the same graphs, beside it.
         graphs: take the first so many; None for all.
-        split, checkpoint, data, out: as in `explain_graph`.
+        split, checkpoint, data, skip_bad, smiles_column, out: as in `explain_graph`.
     """
     _require_matplotlib()
     folder = _folder(run, out)
@@ -92,7 +97,14 @@ def explain_statistics(
         names = [str(path) for path in paths]
     statistics = []
     for name, path in zip(names, paths, strict=True):
-        opened = ExplainedRun(path, split=split, checkpoint=checkpoint, data=data)
+        opened = ExplainedRun(
+            path,
+            split=split,
+            checkpoint=checkpoint,
+            data=data,
+            skip_bad=skip_bad,
+            smiles_column=smiles_column,
+        )
         count = len(opened) if graphs is None else min(graphs, len(opened))
         statistics.append(collect(name, opened.records(range(count))))
     _require_same_graphs(paths, statistics)

@@ -212,6 +212,9 @@ def record_run(
     split: Split = "test",
     checkpoint: Checkpoint = "best",
     data: str | Path | None = None,
+    *,
+    skip_bad: bool = False,
+    smiles_column: str | None = None,
 ) -> GraphRecord:
     """The record of one graph of a run's data.
 
@@ -221,10 +224,14 @@ def record_run(
         split: of the run's own data.
         checkpoint: which weights.
         data: another place of the run's data (a folder), or a file of graphs, which are all of one split.
+        skip_bad, smiles_column: of that file, as for `sfiformer.evaluate`.
     """
     from sfiformer.explain.runs import ExplainedRun
 
-    return ExplainedRun(run, split=split, checkpoint=checkpoint, data=data).record(graph)
+    opened = ExplainedRun(
+        run, split=split, checkpoint=checkpoint, data=data, skip_bad=skip_bad, smiles_column=smiles_column
+    )
+    return opened.record(graph)
 
 
 def _layer(layer: SFiAttention, x: Tensor, ptr: Tensor) -> LayerRecord:

@@ -29,6 +29,8 @@ class ExplainedRun:
         split: of the run's own data.
         checkpoint: which weights.
         data: another place of the run's data (a folder), or a file of graphs, all of which are taken.
+        skip_bad: leave out bad rows of that file, with a warning, also where the run did not leave out its own.
+        smiles_column: of that file, a CSV; None: as in training, or found.
     """
 
     def __init__(
@@ -38,6 +40,8 @@ class ExplainedRun:
         split: Split = "test",
         checkpoint: Checkpoint = "best",
         data: str | Path | None = None,
+        skip_bad: bool = False,
+        smiles_column: str | None = None,
     ) -> None:
         folder = RunFolder(run)
         self.path, self.config = folder.path, folder.config()
@@ -45,7 +49,7 @@ class ExplainedRun:
         self.model = load_checkpoint(folder, checkpoint)
         self._of_file = data is not None and not Path(data).is_dir()
         self.place = Path(data).name if data is not None and self._of_file else split
-        self._split, self._data = split, data
+        self._split, self._data, self._skip_bad, self._smiles_column = split, data, skip_bad, smiles_column
         self._ids = {} if self._of_file else folder.ids()  # of the run's own graphs, by split
         try:
             attention_layers(self.model)  # before minutes are spent on reading the data
@@ -59,16 +63,25 @@ class ExplainedRun:
 
     @cached_property
     def _parts(self) -> list[tuple[list[str], GraphStore]]:
-        run = RunFolder(self.path)
         try:
-            return list(raw_stores(run, self._split, self._data))
+            return list(self._read())
         except ValueError as error:
             if not self._of_file:
                 raise
             # What was wrong with the graphs themselves is wrong again.
-            parts = list(raw_stores(run, self._split, self._data, labels=False))
+            parts = list(self._read(labels=False))
             warnings.warn(f"labels are left out: {error}", stacklevel=2)
             return parts
+
+    def _read(self, *, labels: bool = True) -> Iterator[tuple[list[str], GraphStore]]:
+        return raw_stores(
+            RunFolder(self.path),
+            self._split,
+            self._data,
+            labels=labels,
+            skip_bad=self._skip_bad,
+            smiles_column=self._smiles_column,
+        )
 
     @cached_property
     def _names(self) -> list[str]:

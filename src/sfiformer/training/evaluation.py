@@ -2,11 +2,11 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -114,10 +114,7 @@ def evaluate(
     # A ranking has three variants of its metric.
     metric = (link_mrrs() if task.kind == "ranking" else objective(config, task)[1]).to(place)
     labelled, found = False, 0
-    reading: dict[str, Any] = {"skip_bad": True} if skip_bad else {}
-    if smiles_column is not None:
-        reading["smiles_column"] = smiles_column
-    for _, raw in raw_stores(folder, split, data, reading=reading):
+    for _, raw in raw_stores(folder, split, data, skip_bad=skip_bad, smiles_column=smiles_column):
         labelled, found = labelled or has_labels(raw, task), found + len(raw)
         store = model_inputs(
             raw, model.config, standardizer, encoding_cache(config) if data is None else None
@@ -159,17 +156,29 @@ def raw_stores(
     data: str | Path | None,
     *,
     labels: bool = True,
-    reading: Mapping[str, Any] | None = None,
+    skip_bad: bool = False,
+    smiles_column: str | None = None,
 ) -> Iterator[tuple[list[str], GraphStore]]:
     """The graphs of a split of a run's data, or of a file, with its labels or without, part by part, as they were read.
 
     Those of a user's own file come with what they are called: their ids, or their places in the file. Bad rows are left out
-    where the run left out its own, and a warning says so. ``reading`` are settings of a file that are not the run's.
+    where the run left out its own, or with ``skip_bad``, and a warning says so. ``smiles_column`` is that of the file, if not
+    as in training.
     """
     config, (task, schema, _) = run.config(), run.task()
     settings = as_trained(config.data, task)
-    if data is not None and not Path(data).is_dir():
-        settings = replace(settings, **(reading or {}))
+    of_file = data is not None and not Path(data).is_dir()
+    if not of_file and (skip_bad or smiles_column is not None):
+        option = "--skip-bad" if skip_bad else "--smiles-column"
+        raise UserError(
+            f"{option} is for a file: name it with --data, or leave that out; {run.path} reads its own as it did"
+        )
+    if data is not None and of_file:
+        settings = replace(
+            settings,
+            skip_bad=skip_bad or settings.skip_bad,
+            smiles_column=smiles_column or settings.smiles_column,
+        )
         yield from _file(data, settings, task if labels else None, schema)
         return
     run.require_own_file("give it with --data to take all of its graphs, or train anew")
