@@ -3,7 +3,7 @@ import torch
 
 from sfiformer.config import ExperimentConfig
 from sfiformer.errors import UserError
-from sfiformer.training import prepare
+from sfiformer.training import evaluate, prepare, train
 from sfiformer.training.preparation import objective
 
 
@@ -95,12 +95,31 @@ def test_without_graphs_for_validation_patience_has_nothing_to_go_by(tmp_path):
         ("cluster", {"data.path": "mine.jsonl"}, "the dataset is cluster"),
         ("mnist", {"data.size": "small"}, "mnist cannot be generated; only cluster and pattern can"),
         ("cluster", {"data.name": "clusster"}, "did you mean 'cluster'"),
+        ("cluster", {"data.split_seed": 7}, "data.split_seed is 7, but the dataset is cluster"),
+        ("mnist", {"data.kind": "regression"}, "data.kind is regression, but the dataset is mnist"),
+        ("cluster", {"data.fractions": [0.7, 0.2, 0.1]}, "data.fractions is 0.7,0.2,0.1, but"),
+        ("custom", {"data.name": "cluster", "data.skip_bad": True}, "data.skip_bad is true, but"),
     ],
 )
 def test_settings_that_name_no_data(tmp_path, preset, settings, message):
     config = ExperimentConfig.from_preset(preset, {"data.root": str(tmp_path), **settings})
     with pytest.raises(ValueError, match=message):
         prepare(config)
+
+
+def test_what_is_not_said_of_a_file_is_no_mistake(tmp_path, experiment):
+    as_of_custom = {"data.split_seed": 0, "data.root": str(tmp_path)}  # of a preset that rests on custom
+    assert prepare(experiment(as_of_custom), encode=False).task.level == "node"
+
+
+def test_a_run_that_was_told_of_a_file_in_vain_goes_on(tmp_path, experiment):
+    run = tmp_path / "run"
+    train(experiment({"trainer.epochs": 1}), run, progress=False)
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("split_seed: null", "split_seed: 7"))  # as it once did
+    assert evaluate(run, device="cpu").keys() == {"mean_recall"}
+    again = ExperimentConfig.from_preset(str(config), {"trainer.epochs": 2})
+    assert train(again, run, resume=True, progress=False).epochs == 2
 
 
 def test_class_weights_are_for_classes(tmp_path):

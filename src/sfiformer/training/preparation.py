@@ -10,15 +10,23 @@ from torchmetrics import Metric
 from sfiformer.config import DataConfig, ExperimentConfig
 from sfiformer.data.dataset import Member, ids_of
 from sfiformer.data.named import load_dataset
+from sfiformer.data.official import find
 from sfiformer.data.schema import Schema
 from sfiformer.data.source import digest
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.store import GraphStore
 from sfiformer.data.task import Task
 from sfiformer.errors import UserError
+from sfiformer.schema import as_text
 from sfiformer.training.inference import model_inputs
 from sfiformer.training.losses import Loss
 from sfiformer.training.objectives import DATASETS, loss_and_metric
+
+# Settings that say how a file of one's own is read.
+OF_A_FILE = (
+    *("level", "kind", "smiles_column", "targets", "node_feature_kind", "edge_feature_kind"),
+    *("split", "split_column", "fractions", "split_seed", "skip_bad"),
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,8 @@ def prepare(config: ExperimentConfig, *, encode: bool = True, trained: Task | No
     if config.data.path is not None:
         paths["path"] = abspath(config.data.path)
     config = replace(config, data=replace(config.data, **paths))  # type: ignore[arg-type]
+    if trained is None:  # those of an earlier release may have said anything
+        _require_used(config.data)
     dataset = load_dataset(config.data if trained is None else as_trained(config.data, trained), config.seed)
     if config.trainer.patience is not None and "val" not in dataset.splits:
         raise UserError(
@@ -93,6 +103,21 @@ def prepare(config: ExperimentConfig, *, encode: bool = True, trained: Task | No
         members=dataset.members,
         digest=digest(config.data.path) if config.data.path is not None else None,
     )
+
+
+def _require_used(data: DataConfig) -> None:
+    """Raises UserError where something is said of a file, and the dataset is one by name."""
+    if data.name == "custom":
+        return
+    name = find(data.name).name
+    unsaid = (DataConfig(), DataConfig(split_seed=0))  # the latter as the preset custom has it
+    for key in OF_A_FILE:
+        value = getattr(data, key)
+        if value not in [getattr(settings, key) for settings in unsaid]:
+            raise UserError(
+                f"data.{key} is {as_text(value)}, but the dataset is {name}, which has no use for it: leave it out, or for "
+                "graphs of one's own take the preset custom, or set data.name to custom"
+            )
 
 
 def as_trained(data: DataConfig, task: Task) -> DataConfig:
