@@ -18,11 +18,20 @@ def test_a_misspelt_name():
         read_preset("peptide-func")
 
 
-@pytest.mark.parametrize("name", ["mols.csv", "mols.csv.gz", "graphs.jsonl", "graphs.json", "graphs.pt"])
+@pytest.mark.parametrize("name", ["mols.csv", "mols.csv.gz", "graphs.jsonl", "graphs.pt"])
 def test_a_file_of_graphs_is_no_preset(name):
     message = f"^'{name}' is a file of graphs, not a preset: sfi train custom --data.path {name}$"
     with pytest.raises(ValueError, match=message):
         read_preset(name)
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_graphs_in_json_are_to_be_lines(end):
+    message = (
+        rf"^'g.json{end}' is no preset, .* one graph a line, name it .jsonl, .* --data.path g.jsonl{end}$"
+    )
+    with pytest.raises(ValueError, match=message):
+        read_preset(f"g.json{end}")
 
 
 def test_a_users_own_file(tmp_path):

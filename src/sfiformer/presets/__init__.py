@@ -13,7 +13,7 @@ import yaml
 
 from sfiformer.schema import Layer, nearest
 
-GRAPHS = (".csv", ".jsonl", ".ndjson", ".json", ".pt")  # how the name of a user's data ends, zipped or not
+GRAPHS = (".csv", ".jsonl", ".ndjson", ".pt")  # how the name of a user's data ends, zipped or not
 MERGE = "tag:yaml.org,2002:merge"  # of <<, whose mapping gives what the others do not
 
 
@@ -62,6 +62,12 @@ def _read(name: str) -> dict[str, Any]:
     elif name.removesuffix(".gz").endswith(GRAPHS):
         raise ValueError(
             f"{name!r} is a file of graphs, not a preset: sfi train custom --data.path {shlex.quote(name)}"
+        )
+    elif name.endswith((".json", ".json.gz")):
+        lines = name.replace(".json", ".jsonl")
+        raise ValueError(
+            f"{name!r} is no preset, and graphs are read from JSON lines: write one graph a line, name it .jsonl, and then "
+            f"sfi train custom --data.path {shlex.quote(lines)}"
         )
     else:
         raise ValueError(
