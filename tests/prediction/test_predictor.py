@@ -121,6 +121,10 @@ def test_files_of_every_format_are_read(tmp_path):
     pytest.importorskip("rdkit")
     config = replace(CONFIG, node_encoder="atom", edge_encoder="bond")
     with_pe = Predictor(SFiFormer(config), CASES["graphs"][1], MOLECULES, smiles_column="molecule")
+    with pytest.raises(
+        TypeError
+    ):  # which of several texts and truth values it would be, its place does not say
+        Predictor(SFiFormer(config), CASES["graphs"][1], MOLECULES, None, "molecule")
     (tmp_path / "new.csv").write_text("molecule,remark\nCCO,a\nc1ccccc1,b\n")
     assert all_rows(with_pe, tmp_path / "new.csv")["graph"] == ["0", "1"]
 

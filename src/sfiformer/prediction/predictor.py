@@ -48,6 +48,7 @@ class Predictor:
         task: Task,
         schema: Schema,
         standardizer: Standardizer | None = None,
+        *,
         seen: Seen | None = None,
         smiles_column: str | None = None,
         skip_bad: bool = False,
@@ -66,7 +67,14 @@ class Predictor:
         model = load_checkpoint(folder, checkpoint).to(pick_device(device))
         from_smiles = None if data.path is None else data.path.endswith(CSV)
         return cls(
-            model, task, schema, standardizer, folder.seen(), data.smiles_column, data.skip_bad, from_smiles
+            model,
+            task,
+            schema,
+            standardizer,
+            seen=folder.seen(),
+            smiles_column=data.smiles_column,
+            skip_bad=data.skip_bad,
+            from_smiles=from_smiles,
         )
 
     def tables(
