@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from sfiformer.explain.maps import draw_iterations, draw_maps
 from sfiformer.explain.record import Checkpoint, GraphRecord, Split, record_run
 from sfiformer.explain.runs import ExplainedRun
 from sfiformer.explain.statistics import Statistics, collect, write_statistics
+
+LONGEST = 64  # characters of a name, which may have three bytes each
 
 
 def explain_graph(
@@ -54,7 +57,7 @@ def explain_graph(
     heads = [_chosen("head", head, seen.layers[0].heads)] if head is not None else None
     if say is not None:
         say(f"{seen.title}: {seen.num_nodes} nodes")
-    stem = folder / re.sub(r"[^\w.-]+", "-", seen.name).strip("-")  # test[3]: test-3
+    stem = folder / file_name(seen.name)
     written = []
     for number in layers:
         figure = draw_maps(seen, number, heads)
@@ -111,6 +114,14 @@ def explain_statistics(
     stem = folder / f"{opened.place}-statistics"
     written = figures.save(draw_statistics(statistics), stem)
     return statistics, [*written, *write_statistics(statistics, stem)]
+
+
+def file_name(name: str) -> str:
+    """How the pictures of a graph begin: test[3] is test-3; what cannot be kept of another name, a digest tells apart."""
+    plain = re.sub(r"[^\w.-]+", "-", name).strip("-")[:LONGEST]
+    if plain == name.replace("[", "-", 1).removesuffix("]"):
+        return plain
+    return f"{plain}-{hashlib.sha256(name.encode(errors='backslashreplace')).hexdigest()[:8]}"
 
 
 def _require_matplotlib() -> None:
