@@ -101,6 +101,42 @@ def test_the_readme_has_figures_of_that_page():
     assert [figure for figure in figures if figure not in PAGE] == []
 
 
+def test_what_is_said_of_the_tuned_runs():
+    runs = {model.split("/")[1]: run for model, (run,) in _runs("tuned").items()}
+    minutes = [f"{runs[name]['seconds'] / 60:.1f}" for name in ("rwse", "dropout", "average", "narrow")]
+    batch, *others = sorted(run["train"] for run in runs.values())
+    assert batch == runs["batch"]["train"]
+    words = " ".join(PAGE.split())
+    assert "RWSE and dropout took {} and {} minutes".format(*minutes) in words
+    assert "averaged weights and narrow heads {2} and {3} beside".format(*minutes) in words
+    assert f"({batch:.2f}, the others {others[0]:.2f} to {others[-1]:.2f})" in words
+
+
+def test_the_error_of_a_difference_on_mnist():
+    shares = [
+        run["test"] for model in ("sfi-potential", "dfi") for run in _runs("gnn-benchmark")[f"mnist/{model}"]
+    ]
+    error = (sum(share * (1 - share) for share in shares) / 10_000) ** 0.5
+    assert f"10,000 images: the error of such a difference is about {error:.2%}".replace(
+        "%", " %"
+    ) in " ".join(PAGE.split())
+
+
+def test_first_epochs_of_most_runs():
+    """What docs/commands.md says of kernels that were compiled one after the other."""
+    firsts = []
+    for suite in ("lrgb", "gnn-benchmark"):
+        for path in (ROOT / "results" / suite / "runs").glob("*/*/*/metrics.csv"):
+            with path.open() as file:
+                firsts.append(round(float(next(csv.DictReader(file))["seconds"])))
+    page = " ".join((ROOT / "docs" / "commands.md").read_text().split())
+    least, most = map(int, re.search(r"it made first epochs of (\d+) to (\d+) s", page).groups())
+    compiled = [first for first in firsts if first >= least]
+    assert (min(compiled), max(compiled)) == (least, most)
+    assert len(compiled) > 0.7 * len(firsts)
+    assert "as in most of the runs" in page
+
+
 def test_how_long_a_run_takes():
     folder = ROOT / "results" / "peptides-func"
     result = json.loads((folder / "result.json").read_text())

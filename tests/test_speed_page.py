@@ -63,6 +63,34 @@ def test_the_readme_also_has_the_ratios_to_the_quickest_steps_of_pyg():
     )
 
 
+def test_the_page_has_what_varies_and_how_much_shorter_steps_became():
+    earlier = [_of_file(OUTPUTS / "earlier" / f"training-h200-{number}.txt") for number in (1, 2)]
+    varied, shorter = [], {True: [], False: []}
+    for shape, models in _steps("h200").items():
+        for name in set(models) - {"pyg"}:
+            first, second = (steps[shape][name][0] for steps in earlier)
+            varied.append(100 * abs(first / second - 1))
+            shorter[name == "sfi"].append(100 * (1 - models[name][0] / second))
+    ours, others = (f"{min(shorter[key]):.0f} to {max(shorter[key]):.0f} %" for key in (True, False))
+    words = " ".join(PAGE.split())
+    assert f"Ours hardly vary: by {min(varied):.0f} to {max(varied):.0f} % between the machines" in words
+    assert f"steps of SFi became {ours} shorter, and those of the others {others}:" in words
+
+
+def test_the_page_has_how_fast_batches_are_gathered():
+    section = " ".join(PAGE.split("## Gathering a batch\n")[1].split())
+    times = {
+        place: dict(
+            re.findall(r"^(\S.*?) {2,}[\d.]+ +([\d.]+)$", (OUTPUTS / f"data-{place}.txt").read_text(), re.M)
+        )
+        for place in ("cpu", "h200")
+    }
+    gpu, cpu, disk = (times["h200"], times["cpu"]["GraphStore on cpu"], times["cpu"]["GraphStore on disk"])
+    assert f"GPU {float(gpu['GraphStore, replayed']):.0f} times as fast as PyG's loader" in section
+    assert f"and {float(gpu['GraphStore on cuda']):.0f} times as fast by plain calls" in section
+    assert f"it is {cpu} times as fast, and {disk} times from a store on the disk" in section
+
+
 @pytest.mark.parametrize(("place", "heading"), [("h200", "on a GPU"), ("cpu", "on a CPU")])
 def test_the_page_of_speed_has_them(place, heading):
     section = PAGE.split(f"## A training step {heading}\n")[1].split("\n## ")[0]
