@@ -105,6 +105,43 @@ def test_several_columns_of_text_are_no_targets_together(tmp_path):
         build()
 
 
+def table(folder, *columns):
+    """A CSV file of molecules with these columns: the name of each, and its cells."""
+    names, cells = zip(*columns, strict=True)
+    rows = [f"{'C' * (1 + i)},{','.join(row)}" for i, row in enumerate(zip(*cells, strict=True))]
+    return write(folder, "\n".join([",".join(["smiles", *names]), *rows]) + "\n")
+
+
+@pytest.mark.parametrize("odd", [">250", "ND"])
+@pytest.mark.parametrize("others", [["0", "1"], ["16.5", "17"], ["True", "False"]])
+def test_a_stray_text_drops_no_column(tmp_path, odd, others):
+    mw = [odd if i == 7 else others[i % 2] for i in range(20)]
+    path = table(tmp_path, ("logp", ["0.5"] * 20), ("mw", mw))
+    with pytest.raises(
+        ValueError,
+        match=rf"m.csv, line 9: '{odd}' in column mw is text, and 19 others are numbers: correct it, leave it empty "
+        r"where it is missing, or name the columns to be predicted \(--data.targets of sfi train\)$",
+    ):
+        csvfile.find_columns(path)
+    assert csvfile.find_columns(path, targets=["logp"]).targets == ("logp",)
+    assert csvfile.find_columns(path, labelled=False, targets=()).targets == ()
+
+
+def test_a_column_with_more_than_a_few_texts_is_one_of_text(tmp_path):
+    texts = ["a"] * 3 + ["1"] * 17
+    assert csvfile.find_columns(table(tmp_path, ("logp", ["0.5"] * 20), ("batch", texts))).targets == (
+        "logp",
+    )
+    alone = ["a"] + ["1"] * 19  # whose labels are judged together
+    assert csvfile.find_columns(table(tmp_path, ("batch", alone))).targets == ("batch",)
+
+
+def test_cells_of_a_bad_row_are_no_stray_text(tmp_path):
+    path = table(tmp_path, ("logp", ["0.5"] * 20), ("mw", ["1"] * 20))
+    path.write_text(path.read_text() + "C,name,0.5,1\n")
+    assert csvfile.find_columns(path).targets == ("logp", "mw")
+
+
 def test_a_decimal_comma_among_several_targets(tmp_path):
     path = write(tmp_path, 'smiles,mw,logP\nC,"16,04",1\n')
     ((_, build),) = csvfile.rows(path, csvfile.Columns("smiles", ("mw", "logP")))

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .jsonl import open_bytes
+from .labels import are_few
 from .record import Record, Rows, has_decimal_comma
 from .smiles import canonical, graph_of, parse_smiles
 
@@ -50,9 +52,10 @@ def find_columns(
     """Read the header and, to find unnamed targets, the rows.
 
     Targets that are not given: a column called y, label(s), target(s) or class; else all further columns
-    whose every entry is a number, a truth value or missing; else a single further column of text. An unnamed
-    column and ones that are called as identifiers are (id, compound_id, CAS, name, index, …) are not targets. A file
-    that need not be `labelled` may have none of the given targets.
+    whose every entry is a number, a truth value or missing; else a single further column of text. Of several
+    columns none may hold a few texts among its numbers. An unnamed column and ones that are called as identifiers
+    are (id, compound_id, CAS, name, index, …) are not targets. A file that need not be `labelled` may have none of
+    the given targets.
     """
     _, header = next(_csv(path))
     _require_commas(path, header)
@@ -178,18 +181,33 @@ def _guess_targets(path: Path, header: list[str], columns: Columns) -> tuple[str
     named = [name for name in free if name.strip().lower() in _LABEL_NAMES]
     if named:
         return tuple(named[:1])
-    numeric, present = set(free), set()
+    numbers: Counter[str] = Counter()  # of cells, by column, truth values among them
+    texts: Counter[str] = Counter()
+    first_text: dict[str, tuple[int, str]] = {}  # the line, and what it says
     lines = _csv(path)
     next(lines)
-    for _, row in lines:
-        for name, text in zip(header, row, strict=False):
-            text = text.strip()
-            if name in numeric and text.lower() not in _MISSING:
-                present.add(name)
-                if text.lower() not in _TRUTH and not _is_number(text):
-                    numeric.discard(name)
-    found = tuple(name for name in free if name in numeric & present)
-    text_columns = [name for name in free if name not in numeric]
+    for line, row in lines:
+        if len(row) != len(header):  # a bad row, whose cells may stand under other columns
+            continue
+        for name, text in zip(header, map(str.strip, row), strict=True):
+            if text.lower() in _MISSING:
+                continue
+            if text.lower() in _TRUTH or _is_number(text):
+                numbers[name] += 1
+            else:
+                texts[name] += 1
+                first_text.setdefault(name, (line, text))
+    found = tuple(name for name in free if numbers[name] and not texts[name])
+    text_columns = [name for name in free if texts[name]]
+    strays = [name for name in text_columns if are_few(texts[name], numbers[name])]
+    if strays and len(found) + len(text_columns) > 1:  # one that is alone is judged with all its labels
+        line, text = first_text[strays[0]]
+        mend = "write decimals with a point" if has_decimal_comma(text) else "correct it"
+        raise ValueError(
+            f"{path}, line {line}: {text[:40]!r} in column {strays[0]} is text, and {numbers[strays[0]]} others are "
+            f"numbers: {mend}, leave it empty where it is missing, or name the columns to be predicted "
+            "(--data.targets of sfi train)"
+        )
     if not found and len(text_columns) > 1:
         raise ValueError(
             f"{path}: {', '.join(text_columns)} hold text, and of several targets each must hold numbers or truth "
