@@ -260,6 +260,13 @@ def test_what_spreadsheets_write_for_a_missing_label(text):
     assert csvfile.parse_cell(text) is None
 
 
+@pytest.mark.parametrize("text", ["1_1", "2024_01", "1_0.5", "1e1_0"])
+def test_an_underscore_makes_no_number(tmp_path, text):
+    assert csvfile.parse_cell(text) == text
+    path = table(tmp_path, ("logp", ["0.5"] * 20), ("batch", [text] * 20))
+    assert csvfile.find_columns(path).targets == ("logp",)
+
+
 @pytest.mark.parametrize(("sign", "name"), [(";", "semicolons"), ("\t", "tabs")])
 def test_a_file_that_other_signs_part_is_named(tmp_path, sign, name):
     path = write(tmp_path, f"id{sign}SMILES{sign}y\na{sign}CCO{sign}1,5\n")

@@ -20,6 +20,7 @@ def graphs(*labels):
     ("labels", "kind", "outputs", "names"),
     [
         (["b", "a", "c", None], "classification", 3, ("a", "b", "c")),
+        (["1_1", "11", "1_2"] * 3, "classification", 3, ("11", "1_1", "1_2")),
         (["no", "yes"], "binary", 1, ("no", "yes")),
         ([0, 1, 1, None], "binary", 1, None),
         ([0.0, 1.0], "binary", 1, None),
@@ -190,6 +191,13 @@ def test_the_label_that_is_shown_is_no_number():
         infer_task(records, kind="regression")
     with pytest.raises(ValueError, match="there is the label '1'; write numbers without quotation marks"):
         infer_task(graphs("1", "2"), kind="regression")
+
+
+def test_an_underscore_makes_no_number():
+    with pytest.raises(
+        ValueError, match="regression needs numbers, and there is the label '1_1'; correct it"
+    ):
+        infer_task(graphs("11", "1_1"), kind="regression")
 
 
 def test_the_labels_that_are_numbers_are_counted_not_their_values():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .jsonl import open_bytes
-from .labels import are_few
+from .labels import are_few, as_number
 from .record import Record, Rows, has_decimal_comma
 from .smiles import canonical, graph_of, parse_smiles
 
@@ -152,10 +152,8 @@ def parse_cell(text: str) -> Any:
             return json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"the list {text[:40]!r} is not valid: {error}") from None
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    number = as_number(text)
+    return text if number is None else number
 
 
 def _number(column: str, text: str) -> Any:
@@ -192,7 +190,7 @@ def _guess_targets(path: Path, header: list[str], columns: Columns) -> tuple[str
         for name, text in zip(header, map(str.strip, row), strict=True):
             if text.lower() in _MISSING:
                 continue
-            if text.lower() in _TRUTH or _is_number(text):
+            if text.lower() in _TRUTH or as_number(text) is not None:
                 numbers[name] += 1
             else:
                 texts[name] += 1
@@ -214,14 +212,6 @@ def _guess_targets(path: Path, header: list[str], columns: Columns) -> tuple[str
             "values; name one column (--data.targets of sfi train)"
         )
     return found or tuple(text_columns or free[:1])
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _csv(path: Path) -> Iterator[tuple[int, list[str]]]:

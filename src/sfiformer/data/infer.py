@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .labels import as_number
 from .record import Record, has_decimal_comma, label_text
 from .task import Kind, Level, Task, listed
 
@@ -158,12 +159,9 @@ def _are_amounts(labels: np.ndarray) -> bool:
     return not (labels == labels.round()).all() or not _are_numbers_of_classes(labels)
 
 
-def _number(label: object) -> float | None:
+def _number(label: str | float) -> float | None:
     """What a label says as a number, also one that stands among text; None for other text."""
-    try:
-        return float(label)  # type: ignore[arg-type]
-    except ValueError:
-        return None
+    return as_number(label) if isinstance(label, str) else label
 
 
 def _first_text(records: Sequence[Record]) -> tuple[str, str]:

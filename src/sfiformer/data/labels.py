@@ -4,3 +4,11 @@
 def are_few(odd: int, others: int) -> bool:
     """Whether so many labels unlike the others are slips among them: at most one in twenty, or one of more than ten."""
     return odd <= (odd + others) // 20 or (odd == 1 and others >= 10)
+
+
+def as_number(text: str) -> float | None:
+    """What a text says as a number, None for other text: also for 1_000, which Python would take."""
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
