@@ -150,8 +150,34 @@ def test_a_text_among_numbers_is_named_where_classes_make_no_sense():
     with pytest.raises(ValueError, match="the label '<10' is text, and 30 others are numbers: correct it"):
         infer_task(records, level="graph")
     assert infer_task(records, level="graph", kind="classification").outputs == 31
-    few = [graph(y=i % 3) for i in range(30)] + [graph(y="unknown")]
-    assert infer_task(few, level="graph").class_names == ("0", "1", "2", "unknown")
+    third = [graph(y=i % 3) for i in range(30)] + [graph(y="unknown")] * 2
+    assert infer_task(third, level="graph").class_names == ("0", "1", "2", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("others", "odd", "message"),
+    [
+        ((0, 1), "ND", "'ND' is text, and 97 others are numbers"),
+        ((0, 1, 2), "ND", "'ND' is text, and 97 others are numbers"),
+        ((0, 1), "True", "'True' is text, and 97 others are numbers"),
+        (("True", "FALSE"), "ND", "'ND' is no truth value, and 97 others are"),
+        (("True", "False"), 1, "'1' is no truth value, and 97 others are"),
+    ],
+)
+def test_a_few_texts_are_no_class(others, odd, message):
+    records = [graph(y=odd if i in (7, 50, 60) else others[i % len(others)]) for i in range(100)]
+    for i, record in enumerate(records):
+        record.place = f"line {i}"
+    with pytest.raises(ValueError, match=rf"^line 7: the label {message}: correct it, .* --data.kind class"):
+        infer_task(records)
+    assert infer_task(records, kind="classification").outputs == len(others) + 1
+    assert infer_task([*records, *[graph(y=odd)] * 5]).outputs == len(others) + 1  # 8 of 105 are a class
+
+
+def test_one_text_of_more_than_ten_labels_is_a_slip():
+    with pytest.raises(ValueError, match="'ND' is text, and 10 others are numbers"):
+        infer_task(graphs(*[0, 1] * 5, "ND"))
+    assert infer_task(graphs(*[0, 1] * 4, "ND")).outputs == 3
 
 
 def test_a_few_texts_make_no_classes_of_amounts():
@@ -164,7 +190,7 @@ def test_a_few_texts_make_no_classes_of_amounts():
     halves = [graph(y=i % 7 / 2) for i in range(70)] + [graph(y="n.d.")]
     with pytest.raises(ValueError, match=r"'n\.d\.' is text, and 70 others"):
         infer_task(halves, level="graph")
-    counted = [graph(y=i % 20) for i in range(100)] + [graph(y="unknown")]
+    counted = [graph(y=i % 20) for i in range(100)] + [graph(y="unknown")] * 6
     assert infer_task(counted, level="graph").outputs == 21
     doses = [graph(y="control")] * 6 + [graph(y=0.5)] * 4
     assert infer_task(doses, level="graph").class_names == ("0.5", "control")

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from .jsonl import open_bytes
-from .labels import are_few, as_number
+from .labels import TRUTH, are_few, as_number
 from .record import Record, Rows, has_decimal_comma
 from .smiles import canonical, graph_of, parse_smiles
 
 _MISSING = frozenset(["", "na", "n/a", "#n/a", "<na>", "nan", "null", "none"])
-_TRUTH = {"false": 0, "true": 1}
 _INTEGER = re.compile(r"[+-]?\d+")
 _LABEL_NAMES = ("y", "label", "labels", "target", "targets", "class")
 # As _plain writes them; of several columns the first of these is taken, and an unnamed one last.
@@ -160,7 +159,7 @@ def _number(column: str, text: str) -> Any:
     """What a cell holds beside other targets, where truth values are 0 and 1."""
     value = parse_cell(text)
     if isinstance(value, str | list):
-        value = _TRUTH.get(text.strip().lower())
+        value = TRUTH.get(text.strip().lower())
         if value is None:
             remedy = (
                 "write decimals with a point"
@@ -190,7 +189,7 @@ def _guess_targets(path: Path, header: list[str], columns: Columns) -> tuple[str
         for name, text in zip(header, map(str.strip, row), strict=True):
             if text.lower() in _MISSING:
                 continue
-            if text.lower() in _TRUTH or as_number(text) is not None:
+            if text.lower() in TRUTH or as_number(text) is not None:
                 numbers[name] += 1
             else:
                 texts[name] += 1

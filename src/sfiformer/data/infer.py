@@ -1,18 +1,19 @@
 """The task that a user's labels pose, and labels as the tensors that losses and metrics take."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .labels import as_number
+from .labels import are_few, is_number, is_truth
 from .record import Record, has_decimal_comma, label_text
 from .task import Kind, Level, Task, listed
 
 FEW_CLASSES = 10  # so many integer labels are classes; more must be numbered as such, with five rows of each
+REMEDY = "correct it, leave it empty where it is missing, or say --data.kind classification"
 Classes = int | Sequence[str]
 
 
@@ -141,7 +142,7 @@ def infer_task(
         remedy = "correct it, or leave it empty where it is missing"
         if has_decimal_comma(label):
             remedy = "write decimals with a point"
-        elif _number(label) is not None:
+        elif is_number(label):
             remedy = "write numbers without quotation marks"
         raise ValueError(f"{place}: {kind} needs numbers, and there is the label {label!r}; {remedy}")
     return Task(level, kind, width, target_names=tuple(target_names) if target_names else None)
@@ -159,28 +160,24 @@ def _are_amounts(labels: np.ndarray) -> bool:
     return not (labels == labels.round()).all() or not _are_numbers_of_classes(labels)
 
 
-def _number(label: str | float) -> float | None:
-    """What a label says as a number, also one that stands among text; None for other text."""
-    return as_number(label) if isinstance(label, str) else label
-
-
-def _first_text(records: Sequence[Record]) -> tuple[str, str]:
-    """The first label of text, with its place: one that is no number, if there is any."""
-    texts = [
+def _first_text(records: Sequence[Record], usual: Callable[[str], bool] = is_number) -> tuple[str, str]:
+    """The first label that is not as usual, with its place; where there is none, the first that was written as text."""
+    labels = [
         (record.place, label)
         for record in records
-        if record.y is not None and record.y.text
-        for label in record.y.values.ravel()
-        if label is not None
+        if record.y is not None
+        for label in record.y.values.ravel().tolist()
+        if label is not None and label == label
     ]
-    return next((found for found in texts if _number(found[1]) is None), texts[0])
+    odd = ((place, label_text(label)) for place, label in labels if not usual(label_text(label)))
+    return next(odd, None) or next(found for found in labels if isinstance(found[1], str))
 
 
 def _require_names(records: Sequence[Record], cells: np.ndarray, target_names: Sequence[str] | None) -> None:
     """Refuse text that names no classes: decimals with a comma, a few among numbers, or hardly a label twice."""
     labels = [cell for cell in cells if cell is not None and cell == cell]
-    numbers = [number for label in labels if (number := _number(label)) is not None]
-    texts = [label for label in labels if _number(label) is None]
+    numbers = [float(label) for label in labels if is_number(label)]
+    texts = [label for label in labels if not is_number(label)]
     column = f" in column {target_names[0]}" if target_names else ""
     commas = [label for label in texts if has_decimal_comma(label)]
     if 2 * len(commas) > len(texts):
@@ -188,12 +185,18 @@ def _require_names(records: Sequence[Record], cells: np.ndarray, target_names: S
             f"labels{column} such as {commas[0]!r} are text, for their comma: write decimals with a point "
             f"({commas[0].replace('.', '').replace(',', '.')})"
         )
+    truths = [label for label in texts if is_truth(label)]
+    if are_few(len(labels) - len(truths), len(truths)) and len(truths) < len(labels):
+        place, label = _first_text(records, is_truth)
+        raise ValueError(
+            f"{place}: the label {label!r} is no truth value, and {len(truths)} others are: {REMEDY}"
+        )
     many = len(numbers) > len(texts) or len(set(numbers)) > max(FEW_CLASSES, len(labels) // 5)
-    if texts and many and _are_amounts(np.array(numbers)):
+    few = are_few(len(texts), len(numbers)) or (many and _are_amounts(np.array(numbers)))
+    if texts and few:
         place, label = _first_text(records)
         raise ValueError(
-            f"{place}: the label {label!r} is text, and {len(numbers)} others are numbers: "
-            "correct it, leave it empty where it is missing, or say --data.kind classification"
+            f"{place}: the label {label!r} is text, and {len(numbers)} others are numbers: {REMEDY}"
         )
     counts = Counter(map(label_text, labels))
     once = sum(count == 1 for count in counts.values())

@@ -1,5 +1,7 @@
 """What labels look like as they were written."""
 
+TRUTH = {"false": 0, "true": 1}
+
 
 def are_few(odd: int, others: int) -> bool:
     """Whether so many labels unlike the others are slips among them: at most one in twenty, or one of more than ten."""
@@ -12,3 +14,13 @@ def as_number(text: str) -> float | None:
         return None if "_" in text else float(text)
     except ValueError:
         return None
+
+
+def is_number(label: str | float) -> bool:
+    """Whether a label is a number, also one that stands among text."""
+    return not isinstance(label, str) or as_number(label) is not None
+
+
+def is_truth(label: str | float) -> bool:
+    """Whether a label is a truth value in words."""
+    return isinstance(label, str) and label.lower() in TRUTH
