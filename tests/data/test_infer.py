@@ -174,6 +174,27 @@ def test_a_few_texts_are_no_class(others, odd, message):
     assert infer_task([*records, *[graph(y=odd)] * 5]).outputs == len(others) + 1  # 8 of 105 are a class
 
 
+def test_truth_values_are_classes_in_any_case():
+    labels = [("True", "False", "TRUE", "false")[i % 4] for i in range(12)]
+    task = infer_task(graphs(*labels))
+    assert task == Task("graph", "binary", 1, class_names=("False", "True"))
+    assert [encode(record, task).item() for record in graphs(*labels)] == [1, 0, 1, 0] * 3
+    task = infer_task(graphs("TRUE", "FALSE"))
+    assert task.class_names == ("FALSE", "TRUE")  # as they are written
+    assert encode(graph("true"), task).item() == 1
+
+
+def test_classes_that_differ_only_by_case():
+    records = graphs(*["inactive", "active"] * 5, "Active", None, "active")
+    records[10].place = "m.csv, line 12"
+    with pytest.raises(
+        ValueError,
+        match=r"^m\.csv, line 12: the label 'Active' differs from 'active' only by case: write them alike, or say",
+    ):
+        infer_task(records)
+    assert infer_task(records, kind="classification").class_names == ("Active", "active", "inactive")
+
+
 def test_one_text_of_more_than_ten_labels_is_a_slip():
     with pytest.raises(ValueError, match="'ND' is text, and 10 others are numbers"):
         infer_task(graphs(*[0, 1] * 5, "ND"))

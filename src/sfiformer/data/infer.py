@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import ne
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .labels import are_few, is_number, is_truth
+from .labels import are_few, is_number, is_truth, with_one_truth
 from .record import Record, has_decimal_comma, label_text
 from .task import Kind, Level, Task, listed
 
@@ -96,7 +98,9 @@ def infer_task(
     width = tables[0].shape[1]
     cells = np.concatenate([table.ravel() for table in tables])
     if text:
-        distinct = sorted({label_text(cell) for cell in cells if cell is not None and cell == cell})
+        distinct = sorted(
+            with_one_truth({label_text(cell) for cell in cells if cell is not None and cell == cell})
+        )
     else:
         distinct = np.unique(cells[~np.isnan(cells)]).tolist()
     if not distinct:
@@ -174,7 +178,8 @@ def _first_text(records: Sequence[Record], usual: Callable[[str], bool] = is_num
 
 
 def _require_names(records: Sequence[Record], cells: np.ndarray, target_names: Sequence[str] | None) -> None:
-    """Refuse text that names no classes: decimals with a comma, a few among numbers, or hardly a label twice."""
+    """Refuse text that names no classes: decimals with a comma, a few among numbers, hardly a label twice, or two that
+    differ by case."""
     labels = [cell for cell in cells if cell is not None and cell == cell]
     numbers = [float(label) for label in labels if is_number(label)]
     texts = [label for label in labels if not is_number(label)]
@@ -207,6 +212,15 @@ def _require_names(records: Sequence[Record], cells: np.ndarray, target_names: S
             "and are hardly classes: name another column (--data.targets of sfi train), or "
             "say --data.kind classification"
         )
+    spellings: dict[str, str] = {}
+    for name, _ in counts.most_common():
+        usual = spellings.setdefault(name.lower(), name)
+        if name != usual and not is_truth(name):
+            place, _ = _first_text(records, partial(ne, name))
+            raise ValueError(
+                f"{place}: the label {name!r} differs from {usual!r} only by case: write them alike, or say "
+                "--data.kind classification"
+            )
 
 
 def encode(record: Record, task: Task) -> Tensor:
@@ -260,11 +274,13 @@ def _class_names(classes: int | Sequence[object]) -> tuple[str, ...]:
 
 def _class_numbers(labels: np.ndarray, task: Task) -> np.ndarray:
     names = task.class_names or _class_names(2 if task.outputs == 1 else task.outputs)
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers = {name.lower(): number for number, name in enumerate(names) if is_truth(name)}
+    numbers |= {name: number for number, name in enumerate(names)}
     found = np.full(len(labels), -1, dtype=np.int64)
     for row, label in enumerate(labels.tolist()):
         if label is not None and label == label:
-            number = numbers.get(label_text(label))
+            name = label_text(label)
+            number = numbers.get(name, numbers.get(name.lower()) if is_truth(name) else None)
             if number is None:
                 place = "" if task.level == "graph" else f" of {task.level} {row}"
                 raise ValueError(

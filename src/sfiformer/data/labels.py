@@ -1,5 +1,7 @@
 """What labels look like as they were written."""
 
+from collections.abc import Set
+
 TRUTH = {"false": 0, "true": 1}
 
 
@@ -24,3 +26,11 @@ def is_number(label: str | float) -> bool:
 def is_truth(label: str | float) -> bool:
     """Whether a label is a truth value in words."""
     return isinstance(label, str) and label.lower() in TRUTH
+
+
+def with_one_truth(names: Set[str]) -> Set[str]:
+    """Names of classes, with True and False for truth values where one of these is written in several ways."""
+    truths = {name for name in names if is_truth(name)}
+    if len({name.lower() for name in truths}) == len(truths):
+        return names
+    return (names - truths) | {name.capitalize() for name in truths}
