@@ -255,6 +255,20 @@ def test_targets_are_found_in_upper_and_lower_case(tmp_path):
     assert csvfile.find_columns(path, targets=["label"], labelled=False).targets == ("Label",)
 
 
+@pytest.mark.parametrize(("header", "asked"), [("Split", "split"), ("SPLIT", "split"), ("Fold", "fold")])
+def test_the_split_is_found_in_upper_and_lower_case(tmp_path, header, asked):
+    path = csv_file(tmp_path, f"smiles,y,{header}\nC,1,Train\n")
+    columns = csvfile.find_columns(path, split=asked)
+    assert columns.split == header
+    ((_, build),) = csvfile.rows(path, columns)
+    assert build().split == "Train"
+
+
+def test_of_two_columns_the_split_is_the_one_that_is_written_so(tmp_path):
+    path = csv_file(tmp_path, "smiles,y,Split,split\nC,1,1,train\n")
+    assert csvfile.find_columns(path).split == "split"
+
+
 @pytest.mark.parametrize("text", ["N/A", "#N/A", "<NA>", " n/a ", "NULL"])
 def test_what_spreadsheets_write_for_a_missing_label(text):
     assert csvfile.parse_cell(text) is None

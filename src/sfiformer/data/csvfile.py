@@ -59,6 +59,10 @@ def find_columns(
     _, header = next(_csv(path))
     _require_commas(path, header)
     by_lower = {name.strip().lower(): name for name in reversed(header)}  # of several, the first
+
+    def as_written(name: str) -> str:
+        return name if name in header else by_lower.get(name.strip().lower(), name)
+
     if smiles is None:
         found = [name for name in header if "smiles" in name.lower() and not _is_id(name)]
         if "smiles" not in by_lower and len(found) != 1:
@@ -68,15 +72,16 @@ def find_columns(
             )
         smiles = by_lower.get("smiles") or found[0]
     if targets:
-        targets = [name if name in header else by_lower.get(name.strip().lower(), name) for name in targets]
+        targets = [as_written(name) for name in targets]
     if targets and not labelled and not set(targets) & set(header):
         targets = ()
-    wanted = [smiles, *(targets or ()), *([split] if split != "split" else [])]
+    wanted = [smiles, *(targets or ()), *([as_written(split)] if split != "split" else [])]
     unknown = [name for name in wanted if name not in header]
     if unknown:
         raise ValueError(f"{path}: no column {unknown[0]!r}; the columns are {', '.join(header)}")
     names = sorted(filter(_is_id, header), key=lambda name: _ID_NAMES.index(_plain(name)))
     identifier = next((name for name in names if header.count(name) == 1), None)
+    split = as_written(split)
     columns = Columns(smiles, tuple(targets or ()), split if split in header else None, identifier)
     if targets is None:
         columns = Columns(columns.smiles, _guess_targets(path, header, columns), columns.split, columns.id)
