@@ -48,7 +48,7 @@ class DataConfig:
     split_seed: int | None = None
     """Of a random split, so that runs with other seeds share its test graphs; null: the run's own seed."""
     skip_bad: bool = False
-    """Leave out rows that cannot be read, and list them, instead of stopping."""
+    """Leave out rows that cannot be read, and list them in the run's skipped.csv, instead of stopping."""
     standardize: bool | None = None
     """Shift and scale float node and edge features by the training split's mean and standard deviation; null: yes
     for files of your own, no for the benchmarks."""

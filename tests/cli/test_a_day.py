@@ -73,9 +73,12 @@ def test_own_graphs_from_training_to_predictions(sfi, own_run, own_graphs, tmp_p
 
     # A second model of the day: one row is bad, and the table is wanted in another format.
     broken = tmp_path / "broken.jsonl"
-    broken.write_text(own_graphs.read_text() + "{oops\n")
+    broken.write_text(own_graphs.read_text() + "{oops\n" * 9)
     done = sfi("predict", own_run, broken, "--out", tmp_path / "p.parquet", "--skip-bad")
-    assert re.fullmatch(r"skipped .*broken\.jsonl, line 41: not valid JSON.*\n", done.stderr)
+    lines = done.stderr.splitlines()
+    assert len(lines) == 9
+    for number, line in enumerate(lines, 41):
+        assert re.fullmatch(rf"skipped .*broken\.jsonl, line {number}: not valid JSON.*", line)
     parquet = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "p.parquet").to_pydict()
     column = "probability:ring"
     assert parquet[column] == pytest.approx([float(row[column]) for row in rows], abs=1e-5)

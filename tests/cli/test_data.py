@@ -63,6 +63,19 @@ def test_info_reads_a_file_as_training_is_told_to(sfi_data, tmp_path):
     assert "\nlabels: column toxic\nsplit: as the file says\nnot used: end\nskipped: 1 bad, the first" in text
 
 
+def test_info_lists_all_bad_rows(tmp_path, capsys):
+    file = tmp_path / "m.jsonl"
+    graph = '{"num_nodes": 2, "edges": [], "y": %s}\n'
+    file.write_text("".join(graph % (i / 7) for i in range(20)) + "oops\n" * 9)
+    with pytest.raises(SystemExit):
+        main(["data", "info", str(file), "--skip-bad"])
+    said = capsys.readouterr()
+    assert [line.split(":")[0] for line in said.err.splitlines()] == [
+        f"skipped {file}, line {number}" for number in range(21, 30)
+    ]
+    assert said.out.endswith("not valid JSON: Expecting value at character 1\n")
+
+
 def test_info_names_its_own_options(sfi_data, tmp_path):
     file = tmp_path / "m.jsonl"
     graph = '{"num_nodes": 2, "edges": [], "y": %s}\n'

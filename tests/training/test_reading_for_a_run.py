@@ -45,6 +45,20 @@ def trained(tmp_path):
     return make
 
 
+def test_rows_that_were_left_out_are_listed_in_the_run(trained, tmp_path):
+    file = {"smiles": ["what?", "C(", *MOLECULES], "logP": [i / 2 for i in range(22)]}
+    run = trained(file, {"data.skip_bad": True})
+    assert (run / "skipped.csv").read_text().splitlines() == [
+        "place,reason",
+        f"\"{tmp_path / 'train.csv'}, line 2\",RDKit cannot read the SMILES 'what?'",
+        f"\"{tmp_path / 'train.csv'}, line 3\",RDKit cannot read the SMILES 'C('",
+    ]
+
+
+def test_a_run_without_bad_rows_lists_none(trained):
+    assert not (trained({"smiles": MOLECULES, "logP": [i / 2 for i in range(20)]}) / "skipped.csv").exists()
+
+
 NUMBERS = {
     "smiles": MOLECULES,
     "logP": [i / 2 for i in range(20)],

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sfiformer.cli.options import Debug, parse
+from sfiformer.cli.options import Debug, list_bad, parse
 
 commands = typer.Typer(
     help="The benchmark datasets, and what a file of your own holds.", no_args_is_help=True
@@ -100,6 +100,7 @@ def info(
             kind=kind,
             skip_bad=skip_bad,
         )
+        list_bad(own.bad)
         print(own.describe())
         return
     dataset = find(name)

@@ -2,8 +2,9 @@
 
 import ast
 import inspect
+import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -24,7 +25,13 @@ LabelledGraphs = Annotated[
     Path | None,
     typer.Option("--data", metavar="FILE", help="Labelled graphs of your own, in place of the run's data."),
 ]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="With --data, leave out rows that cannot be read.")]
+SkipBad = Annotated[
+    bool,
+    typer.Option(
+        "--skip-bad",
+        help="With --data, leave out rows that cannot be read; a warning counts them, and names the first.",
+    ),
+]
 SmilesColumn = Annotated[
     str | None,
     typer.Option(
@@ -42,6 +49,12 @@ Checkpoint = Annotated[
 SECTIONS = ("data", "trainer", "optim", "model")
 # Short names of keys that are often set.
 ALIASES = {"trainer.devices": "--devices", "trainer.nodes": "--nodes"}
+
+
+def list_bad(bad: Iterable[tuple[str, str]]) -> None:
+    """A line on standard error for each row that was left out."""
+    for place, reason in bad:
+        print(f"skipped {place}: {reason}", file=sys.stderr)
 
 
 def with_settings(command: Callable[..., None], *, without: tuple[str, ...] = ()) -> Callable[..., None]:

@@ -1,14 +1,11 @@
 """`sfi predict RUN INPUT`: predictions for new graphs, as a table."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sfiformer.cli.options import Checkpoint, Debug, Device
-
-SHOWN = 5  # bad rows that are named; the others are counted
+from sfiformer.cli.options import Checkpoint, Debug, Device, list_bad
 
 
 def predict(
@@ -57,10 +54,7 @@ def predict(
         skip_bad=skip_bad,
         smiles_column=smiles_column,
     )
-    for place, reason in written.bad[:SHOWN]:
-        print(f"skipped {place}: {reason}", file=sys.stderr)
-    if len(written.bad) > SHOWN:
-        print(f"skipped {len(written.bad) - SHOWN} more", file=sys.stderr)
+    list_bad(written.bad)
     print(f"{out}: {written.rows:,} rows")
 
 

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperOption
 
-from sfiformer.cli.options import Debug, given, preset_values, with_settings
+from sfiformer.cli.options import Debug, given, list_bad, preset_values, with_settings
 
 if TYPE_CHECKING:
     from sfiformer.config import ExperimentConfig
@@ -88,4 +88,5 @@ def _describe(config: "ExperimentConfig") -> None:
         model = SFiFormer(prepared.config.model)
     print(prepared.config.to_yaml())
     print(prepared.facts)
+    list_bad(prepared.bad)
     print(f"model: {model.extra_repr()}")

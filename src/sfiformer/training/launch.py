@@ -22,7 +22,7 @@ from sfiformer.training.interruption import Interrupted
 from sfiformer.training.metrics_log import MetricsLog
 from sfiformer.training.preparation import Prepared, objective, prepare
 from sfiformer.training.progress import TrainingProgress
-from sfiformer.training.run_folder import RESULT, RunFolder
+from sfiformer.training.run_folder import RESULT, SKIPPED, RunFolder
 from sfiformer.training.sampling import Stream, derived_seed
 from sfiformer.training.state import Result, State, ended
 from sfiformer.training.trainer import Trainer
@@ -219,6 +219,7 @@ def _introduction(
     processes = f" × {ranks.count()}" if ranks.count() > 1 else ""
     lines = [
         prepared.facts,
+        *([f"all that were skipped: {run.path / SKIPPED}"] if len(prepared.bad) > 1 else []),
         f"model: {model.extra_repr()}",
         f"run: {run.path}, on {fabric.device.type}{processes}, precision {prepared.config.trainer.precision}",
         *(f"starting from {text}" for text in report.values()),

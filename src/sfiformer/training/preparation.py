@@ -12,7 +12,7 @@ from sfiformer.data.dataset import Member, ids_of
 from sfiformer.data.named import load_dataset
 from sfiformer.data.official import find
 from sfiformer.data.schema import Schema
-from sfiformer.data.source import digest
+from sfiformer.data.source import Bad, digest
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.store import GraphStore
 from sfiformer.data.task import Task
@@ -44,6 +44,8 @@ class Prepared:
     """What was read, in a few lines."""
     members: dict[str, list[Member]] = field(default_factory=dict)
     """The graphs of each split of a user's own file."""
+    bad: Bad = field(default_factory=list)
+    """Rows of it that were left out."""
     digest: str | None = None
     """Of the user's own file."""
 
@@ -101,6 +103,7 @@ def prepare(config: ExperimentConfig, *, encode: bool = True, trained: Task | No
         standardizer=standardizer,
         facts="\n".join([dataset.describe(), *notes]),
         members=dataset.members,
+        bad=dataset.bad,
         digest=digest(config.data.path) if config.data.path is not None else None,
     )
 

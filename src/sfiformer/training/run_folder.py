@@ -4,6 +4,7 @@ config.yaml     the settings, resolved, as the run has them now
 about.json      versions, git revision, times, command, metric, digest of the user's own file, what changed when it was resumed
 task.json       the task, the features, those of training, the standardisation: what prediction needs beside the model
 splits.csv      of a user's own graphs: the id of each, its split, its number there, its row in the file, a digest of it
+skipped.csv     the rows of that file that were left out as bad, where there are any
 metrics.jsonl, metrics.csv, tensorboard/    the metrics of every epoch
 best/, last/    checkpoints, see `checkpoint`
 result.json     at the end
@@ -32,7 +33,7 @@ from sfiformer.data.task import Task
 from sfiformer.errors import UserError
 from sfiformer.files import whole_file
 from sfiformer.schema import as_text
-from sfiformer.training.splits_table import read_splits, splits_text
+from sfiformer.training.splits_table import read_splits, skipped_text, splits_text
 from sfiformer.training.surroundings import surroundings
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from sfiformer.training.state import State
 
 CONFIG, ABOUT, TASK, RESULT = "config.yaml", "about.json", "task.json", "result.json"
-SPLITS = "splits.csv"
+SPLITS, SKIPPED = "splits.csv", "skipped.csv"
 # What may be another in a resumed run. All else would make it another experiment.
 CHANGEABLE = ("optim.", "trainer.", "data.root", "data.mirror")
 FIXED = ("trainer.accumulate",)
@@ -208,7 +209,7 @@ class RunFolder:
         return {key: (before[key], now[key]) for key in now if before[key] != now[key]}
 
     def describe(self, prepared: "Prepared", state: "State", about: Mapping[str, Any]) -> None:
-        """Write config.yaml, task.json, splits.csv and about.json, whose entries `about` adds to.
+        """Write config.yaml, task.json, splits.csv, skipped.csv and about.json, whose entries `about` adds to.
 
         `state` is where the run goes on.
         """
@@ -229,6 +230,7 @@ class RunFolder:
             CONFIG: prepared.config.to_yaml(),  # first: this file makes a folder a run
             TASK: _json_text(task),
             **({SPLITS: splits_text(prepared.members)} if prepared.members else {}),
+            **({SKIPPED: skipped_text(prepared.bad)} if prepared.bad else {}),
             ABOUT: _json_text(self._described(prepared, state, about)),
         }
         # A run notes what changes before it does.

@@ -1,4 +1,4 @@
-"""splits.csv of a run, as a table: a line for each of the user's own graphs, split by split."""
+"""splits.csv of a run, a line for each of the user's own graphs, split by split, and skipped.csv, of its bad rows."""
 
 import csv
 import io
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sfiformer.data.dataset import Member
+from sfiformer.data.source import Bad
 from sfiformer.errors import UserError
 from sfiformer.files import cell
 
@@ -20,6 +21,14 @@ def splits_text(members: Mapping[str, Sequence[Member]]) -> str:
     for split, graphs in members.items():
         for number, graph in enumerate(graphs):
             table.writerow((cell(graph.id), split, number, graph.row, graph.digest))
+    return text.getvalue()
+
+
+def skipped_text(bad: Bad) -> str:
+    """The table of the rows that were left out: where each stands, and why."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerows([("place", "reason"), *((cell(place), cell(reason)) for place, reason in bad)])
     return text.getvalue()
 
 
