@@ -262,7 +262,7 @@ def test_settings_of_reading_are_those_of_the_run(trained, tmp_path):
         evaluate(run, device="cpu")
 
 
-def test_a_file_that_was_changed_is_not_taken_for_the_runs_own(trained, tmp_path):
+def test_a_file_that_was_changed_is_not_taken_for_the_runs_own(trained, tmp_path, capsys):
     run = trained(NAMES)
     file, before = tmp_path / "train.csv", (tmp_path / "train.csv").read_text()
     again = RunFolder(run).config()
@@ -282,10 +282,17 @@ def test_a_file_that_was_changed_is_not_taken_for_the_runs_own(trained, tmp_path
     train(again, run, resume=True, progress=False)
     moved = file.rename(tmp_path / "moved.csv")
     with pytest.raises(
-        UserError, match=r"train.csv, which the run in .* was trained on, is not there: put it back"
+        UserError,
+        match=r"train.csv, which the run in .* was trained on, is not there: put it back, name its new place to the run "
+        rf"\(sfi train {run}/config.yaml --data.path FILE --out {run} --resume\)",
     ):
         evaluate(run, device="cpu")
-    train(replace(again, data=replace(again.data, path=moved)), run, resume=True, progress=False)
+    capsys.readouterr()
+    train(replace(again, data=replace(again.data, path=moved)), run, resume=True)
+    assert (
+        f"\nnothing is left to train after epoch 1\ndata.path is now {moved}, was {file}\n"
+        in capsys.readouterr().out
+    )
     assert evaluate(run, device="cpu") == scores
     copy = tmp_path / "copy.csv"
     copy.write_text(before)

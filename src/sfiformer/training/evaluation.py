@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import numpy as np
@@ -28,7 +29,7 @@ from sfiformer.training.metrics import MAE
 from sfiformer.training.mrr import link_mrrs
 from sfiformer.training.preparation import as_trained, encoding_cache, objective
 from sfiformer.training.replay import Replay
-from sfiformer.training.run_folder import RunFolder
+from sfiformer.training.run_folder import CONFIG, RunFolder
 from sfiformer.training.sampling import in_batches, share
 
 CHUNK = 256  # graphs of a user's file that are in memory at a time
@@ -183,9 +184,10 @@ def raw_stores(
         return
     run.require_own_file("give it with --data to take all of its graphs, or train anew")
     if settings.path is not None and not Path(settings.path).exists():
+        folder, again = quote(str(run.path)), f"sfi train {quote(str(run.path / CONFIG))}"
         raise UserError(
             f"{settings.path}, which the run in {run.path} was trained on, is not there: put it back, name its new place "
-            f"to the run (sfi train … --data.path FILE --out {run.path} --resume), or give a file of graphs with --data"
+            f"to the run ({again} --data.path FILE --out {folder} --resume), or give a file of graphs with --data"
         )
     if data is not None:
         settings = replace(settings, root=str(data))

@@ -225,12 +225,16 @@ def _introduction(
         *(f"starting from {text}" for text in report.values()),
     ]
     changes = run.changes(prepared.config)
+    told = [f"{key} is now {now}, was {before}" for key, (before, now) in changes.items()]
     if over:
-        kept = f"; left as in {run.path / 'config.yaml'}: {', '.join(changes)}" if changes else ""
+        left = [
+            key for key in changes if key != "data.path"
+        ]  # where the file is by now is noted all the same
+        kept = f"; left as in {run.path / 'config.yaml'}: {', '.join(left)}" if left else ""
         lines.append(f"nothing is left to train after epoch {state.epoch}{kept}")
+        lines += [line for line in told if line.startswith("data.path ")]
     elif state.epoch or state.step:
-        lines.append(f"resuming after epoch {state.epoch}, step {state.step}")
-        lines += [f"{key} is now {now}, was {before}" for key, (before, now) in changes.items()]
+        lines += [f"resuming after epoch {state.epoch}, step {state.step}", *told]
     return "\n".join(lines)
 
 
