@@ -314,6 +314,24 @@ def test_a_graph_without_edges_does_not_fix_the_width(tmp_path):
     assert sum(store.num_edges for store in dataset.splits.values()) == 10
 
 
+def test_edges_that_are_listed_once_are_said(tmp_path):
+    said = "no edge has its reverse: edges are directed, and undirected ones are to be listed both ways"
+    once = [line(i, y=i % 2, edges=[[1, 0], [0, 0]] if i else []) for i in range(20)]
+    assert said in load_custom(write(tmp_path, once)).notes
+    for others in ([[0, 1], [1, 0]], [[0, 0]]):  # both ways in one graph, or from nodes to themselves alone
+        graphs = (
+            [*once[:5], line(5, y=1, edges=others)]
+            if len(others) > 1
+            else [line(i, y=i % 2, edges=others) for i in range(20)]
+        )
+        assert said not in load_custom(write(tmp_path, graphs)).notes
+
+
+def test_an_edge_of_another_graph_is_no_reverse(tmp_path):
+    graphs = [line(i, y=i % 2, edges=EDGES[i % 2 : i % 2 + 1]) for i in range(20)]
+    assert any("no edge has its reverse" in note for note in load_custom(write(tmp_path, graphs)).notes)
+
+
 def test_what_is_read_from_a_table_is_said(tmp_path):
     pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
     rows = [f"m{i},{'C' * (1 + i)},{['yes', 'no', ''][i % 3]},{i}\n" for i in range(10)]

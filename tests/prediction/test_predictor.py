@@ -1,6 +1,7 @@
 """Predictions: the same whatever the batch, in the user's own terms, and bounded in memory."""
 
 import json
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -127,6 +128,19 @@ def test_files_of_every_format_are_read(tmp_path):
         Predictor(SFiFormer(config), CASES["graphs"][1], MOLECULES, None, "molecule")
     (tmp_path / "new.csv").write_text("molecule,remark\nCCO,a\nc1ccccc1,b\n")
     assert all_rows(with_pe, tmp_path / "new.csv")["graph"] == ["0", "1"]
+
+
+def test_edges_that_are_listed_otherwise_than_in_training_are_said():
+    task = Task("graph", "classification", 3)
+    once, lone = graphs(), Data(x=torch.ones(1, 2), edge_index=torch.zeros(2, 0, dtype=torch.int64))
+    both = [Data(x=g.x, edge_index=torch.cat([g.edge_index, g.edge_index.flip(0)], 1)) for g in once]
+    for both_ways, alike, other in ((True, both, once), (False, once, both)):
+        predictor = Predictor(trained(CONFIG), task, SCHEMA, both_ways=both_ways)
+        with warnings.catch_warnings(action="error"):
+            all_rows(predictor, alike, batch_size=2)
+            all_rows(predictor, [lone])
+        with pytest.warns(UserWarning, match="of these graphs and .* of the training graphs have a reverse"):
+            all_rows(predictor, other, batch_size=2)
 
 
 def test_bad_graphs_stop_or_are_left_out(tmp_path):

@@ -11,7 +11,7 @@ pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
 from sfiformer.config import ExperimentConfig
 from sfiformer.errors import UserError
 from sfiformer.explain.runs import ExplainedRun
-from sfiformer.prediction import predict, write_predictions
+from sfiformer.prediction import Predictor, predict, write_predictions
 from sfiformer.training import RunFolder, evaluate, train
 
 SMALL = {
@@ -53,6 +53,12 @@ def test_rows_that_were_left_out_are_listed_in_the_run(trained, tmp_path):
         f"\"{tmp_path / 'train.csv'}, line 2\",RDKit cannot read the SMILES 'what?'",
         f"\"{tmp_path / 'train.csv'}, line 3\",RDKit cannot read the SMILES 'C('",
     ]
+
+
+def test_a_run_notes_whether_edges_have_their_reverses(trained):
+    run = trained({"smiles": MOLECULES, "logP": [i / 2 for i in range(20)]})
+    assert RunFolder(run).both_ways() is True
+    assert Predictor.from_run(run, device="cpu").both_ways is True
 
 
 def test_a_run_without_bad_rows_lists_none(trained):

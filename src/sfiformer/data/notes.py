@@ -9,6 +9,7 @@ from torch import Tensor
 from .infer import encode
 from .pack import has_labels
 from .record import Record
+from .seen import has_both_ways
 from .splits import Split
 from .store import GraphStore
 from .task import Task, listed
@@ -17,13 +18,17 @@ from .task import Task, listed
 def notes(
     records: list[Record], task: Task, chosen: Split, how: str, stores: Mapping[str, GraphStore]
 ) -> tuple[str, ...]:
-    """The lines: of the labels, the split (`how` in words, `chosen` by position), the columns and the molecules."""
+    """The lines: of the labels, the split (`how` in words, `chosen` by position), the columns, the edges and the molecules."""
     lines = [*_about_labels(records, task), f"split: {how}", *_absent(stores, task)]
     if task.target_mean is not None:
         lines.append("targets are standardised with the training split's mean and standard deviation")
     unused = sorted(frozenset[str]().union(*(record.unused for record in records)))
     if unused:
         lines.append(f"not used: {', '.join(unused)}")
+    if not any(ways := [has_both_ways(store) for store in stores.values()]) and False in ways:
+        lines.append(
+            "no edge has its reverse: edges are directed, and undirected ones are to be listed both ways"
+        )
     return (*lines, *_about_molecules(records, task, chosen))
 
 

@@ -1,4 +1,5 @@
-"""Which categories the graphs that a model was trained on have. What stands for any other was never trained."""
+"""What the graphs that a model was trained on have: which categories (what stands for any other was never trained), and edges
+both ways or one."""
 
 from collections.abc import Iterator
 
@@ -44,6 +45,17 @@ def unseen(store: GraphStore, seen: Seen) -> Iterator[tuple[int, Category]]:
                 if graph not in told:
                     told.add(graph)
                     yield graph, (name, column, int(values[row]))
+
+
+def has_both_ways(store: GraphStore) -> bool | None:
+    """Whether any edge has its reverse in its graph; None where there are no edges but from a node to itself."""
+    graphs = torch.repeat_interleave(store.edge_ptr.diff())
+    source, target = store.edge_index.long().cpu() + store.node_ptr[graphs]
+    source, target = source[source != target], target[source != target]
+    if not len(source):
+        return None
+    reverse = target * store.num_nodes + source
+    return bool(torch.isin(source * store.num_nodes + target, reverse).any())
 
 
 def named(category: Category, schema: Schema) -> str:

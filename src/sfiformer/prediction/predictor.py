@@ -11,7 +11,7 @@ from sfiformer.data.batch import GraphBatch
 from sfiformer.data.custom import stream
 from sfiformer.data.decode import decode
 from sfiformer.data.schema import Schema
-from sfiformer.data.seen import Seen, named, unseen
+from sfiformer.data.seen import Seen, has_both_ways, named, unseen
 from sfiformer.data.source import CSV, Bad, skipped
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.store import GraphStore
@@ -40,6 +40,7 @@ class Predictor:
         smiles_column: of the CSV files that are to come, where it cannot be found.
         skip_bad: leave out bad rows of the files that are to come, with a warning.
         from_smiles: whether the training graphs were made of SMILES; of files that are read otherwise a warning tells.
+        both_ways: whether edges of the training graphs had their reverses; of graphs that differ a warning tells.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class Predictor:
         smiles_column: str | None = None,
         skip_bad: bool = False,
         from_smiles: bool | None = None,
+        both_ways: bool | None = None,
     ) -> None:
         self.model, self.task, self.schema = model.eval(), task, schema
         self.standardizer, self.smiles_column, self.skip_bad = standardizer, smiles_column, skip_bad
-        self.seen, self.from_smiles = seen or {}, from_smiles
+        self.seen, self.from_smiles, self.both_ways = seen or {}, from_smiles, both_ways
 
     @classmethod
     def from_run(cls, run: str | Path, *, checkpoint: str = "best", device: str = "auto") -> "Predictor":
@@ -75,6 +77,7 @@ class Predictor:
             smiles_column=data.smiles_column,
             skip_bad=data.skip_bad,
             from_smiles=from_smiles,
+            both_ways=folder.both_ways(),
         )
 
     def tables(
@@ -93,9 +96,11 @@ class Predictor:
         left_out: Bad | None = [] if bad is None and self.skip_bad else bad
         self._tell_of_other_features(source)
         strange: list[str] = []
+        ways: set[bool | None] = set()
         for ids, store in stream(source, self.schema, chunk=batch_size, bad=left_out, smiles_column=column):
             for graph, category in unseen(store, self.seen):
                 strange.append(f"{ids[graph]} ({named(category, self.schema)})")
+            ways.add(has_both_ways(store))
             if table := self._table(ids, store):
                 rows += len(table["graph"])
                 yield table
@@ -103,6 +108,7 @@ class Predictor:
             raise UserError(self._nothing(source, left_out))
         if left_out and bad is None:
             warnings.warn(skipped(left_out), stacklevel=2)
+        self._tell_of_other_edges(ways)
         if strange:
             more = f" and {len(strange) - SHOWN} more" if len(strange) > SHOWN else ""
             warnings.warn(
@@ -119,6 +125,17 @@ class Predictor:
             warnings.warn(
                 f"these are {here}, and the model was trained on {there}: its predictions mean something only where "
                 "these are the Open Graph Benchmark's atom and bond features",
+                stacklevel=3,
+            )
+
+    def _tell_of_other_edges(self, ways: set[bool | None]) -> None:
+        """A warning where edges that were listed both ways in training are listed once, or the other way round."""
+        here = True if True in ways else False if False in ways else None
+        if here is not None and self.both_ways is not None and here != self.both_ways:
+            these, those = ("no edge", "edges") if self.both_ways else ("edges", "no edge")
+            warnings.warn(
+                f"{these} of these graphs and {those} of the training graphs have a reverse: edges are directed, so list "
+                "them as in training, undirected ones both ways",
                 stacklevel=3,
             )
 

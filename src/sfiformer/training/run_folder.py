@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from sfiformer.config import ExperimentConfig
 from sfiformer.data.dataset import Member, ids_of
 from sfiformer.data.schema import Features, Schema
-from sfiformer.data.seen import Seen, seen_categories
+from sfiformer.data.seen import Seen, has_both_ways, seen_categories
 from sfiformer.data.source import digest
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.task import Task
@@ -94,6 +94,10 @@ class RunFolder:
     def seen(self) -> Seen:
         """The categories of the training graphs; nothing where that was not written."""
         return self._json(TASK).get("seen", {})
+
+    def both_ways(self) -> bool | None:
+        """Whether edges of the training graphs have their reverses; None where there are none, or it was not written."""
+        return self._json(TASK).get("both_ways")
 
     def result(self) -> dict[str, Any]:
         """What result.json holds."""
@@ -225,6 +229,7 @@ class RunFolder:
             "schema": asdict(prepared.schema),
             "standardizer": scales,
             "seen": seen_categories(prepared.stores["train"], prepared.schema),
+            "both_ways": has_both_ways(prepared.stores["train"]) if prepared.members else None,
         }
         files = {
             CONFIG: prepared.config.to_yaml(),  # first: this file makes a folder a run
