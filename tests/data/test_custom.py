@@ -351,6 +351,20 @@ def test_what_is_read_from_a_table_is_said(tmp_path):
     assert said.endswith("\nnot used: label")
 
 
+def test_a_column_of_numbers_of_the_rows_is_said(tmp_path):
+    pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
+    path = tmp_path / "m.csv"
+    rows = [f"{'C' * (1 + i)},{1000 + i},{i / 7},{i // 2}\n" for i in range(20)]
+    path.write_text("smiles,Compound,logp,rings\n" + "".join(rows))
+    said = [note for note in load_custom(path).notes if "--data.targets" in note]
+    assert len(said) == 1
+    assert said[0].startswith("Compound: another whole number in each row, as row numbers and ids are;")
+    for targets in (["Compound", "logp"], ["Compound"]):
+        assert not any("row numbers" in note for note in load_custom(path, targets=targets).notes)
+    path.write_text(path.read_text() + "CO,,0.5,1\n")
+    assert not any("row numbers" in note for note in load_custom(path).notes)
+
+
 def test_a_list_of_targets_may_be_missing_in_the_first_row(tmp_path):
     pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
     rows = ["C,\n", *(f'{"C" * i},"[{i % 2}, 0, 1]"\n' for i in range(2, 11))]

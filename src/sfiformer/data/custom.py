@@ -121,7 +121,7 @@ def load_custom(
         schema=schema,
         members={part: [_member(records[i]) for i in members] for part, members in chosen.items() if members},
         bad=bad or [],
-        notes=notes(records, task, chosen, how, stores),
+        notes=notes(records, task, chosen, how, stores, guessed=targets is None),
     )
 
 

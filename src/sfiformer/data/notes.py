@@ -3,10 +3,11 @@
 from collections import defaultdict
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .infer import encode
+from .infer import FEW_CLASSES, encode, label_rows
 from .pack import has_labels
 from .record import Record
 from .seen import has_both_ways
@@ -16,10 +17,23 @@ from .task import Task, listed
 
 
 def notes(
-    records: list[Record], task: Task, chosen: Split, how: str, stores: Mapping[str, GraphStore]
+    records: list[Record],
+    task: Task,
+    chosen: Split,
+    how: str,
+    stores: Mapping[str, GraphStore],
+    guessed: bool,
 ) -> tuple[str, ...]:
-    """The lines: of the labels, the split (`how` in words, `chosen` by position), the columns, the edges and the molecules."""
-    lines = [*_about_labels(records, task), f"split: {how}", *_absent(stores, task)]
+    """The lines: of the labels, the split (`how` in words, `chosen` by position), the columns, the edges and the molecules.
+
+    `guessed`: nobody named the columns of the targets.
+    """
+    lines = [
+        *_about_labels(records, task),
+        *_about_amounts(records, task, guessed),
+        f"split: {how}",
+        *_absent(stores, task),
+    ]
     if task.target_mean is not None:
         lines.append("targets are standardised with the training split's mean and standard deviation")
     unused = sorted(frozenset[str]().union(*(record.unused for record in records)))
@@ -42,6 +56,26 @@ def _about_labels(records: list[Record], task: Task) -> list[str]:
     if missing:
         facts.append(f"{missing} of {labels.numel()} missing")
     return [f"labels: {', '.join(facts)}"] if facts else []
+
+
+def _about_amounts(records: list[Record], task: Task, guessed: bool) -> list[str]:
+    """Lines that name the targets of a regression that look like numbers of the rows."""
+    if task.kind != "regression":
+        return []
+    tables = [table for record in records if (table := label_rows(record, task.level)) is not None]
+    labels = np.concatenate(tables)  # [rows, T]
+    whole = (labels == labels.round()).all(0)  # and none is missing
+    numbers = [
+        name
+        for column, name in enumerate(task.target_names or ())
+        if whole[column] and len(np.unique(labels[:, column])) == len(labels) > FEW_CLASSES
+    ]
+    if guessed and 0 < len(numbers) < labels.shape[1]:
+        return [
+            f"{listed(numbers)}: another whole number in each row, as row numbers and ids are; if it is none to be predicted, "
+            "name those that are (--data.targets)"
+        ]
+    return []
 
 
 def _absent(stores: Mapping[str, GraphStore], task: Task) -> list[str]:
