@@ -111,7 +111,12 @@ def test_missing_and_foreign_files(tmp_path):
     with pytest.raises(ValueError, match="is a folder: give a file"):
         load_custom(tmp_path)
     with pytest.raises(ValueError, match=r"must end in one of \.pt, \.jsonl"):
-        load_custom(write(tmp_path, [], "graphs.txt"))
+        load_custom(write(tmp_path, [], "graphs.dat"))
+    for name in ("mols.smi", "mols.txt"):
+        with pytest.raises(
+            ValueError, match=r"csv\.gz; SMILES alone are read from a CSV file with a column smiles$"
+        ):
+            load_custom(write(tmp_path, [], name))
 
 
 def test_the_graph_with_other_labels_is_the_bad_one():

@@ -143,6 +143,23 @@ def test_edges_that_are_listed_otherwise_than_in_training_are_said():
             all_rows(predictor, other, batch_size=2)
 
 
+def test_no_warning_comes_before_the_error_that_nothing_can_be_read(tmp_path):
+    predictor = Predictor(trained(CONFIG), Task("graph", "classification", 3), SCHEMA, from_smiles=True)
+    (tmp_path / "mols.smi").write_text("CCO\n")
+    (tmp_path / "wide.jsonl").write_text('{"x": [[1]], "edges": []}\n')
+    with warnings.catch_warnings(action="error"):
+        for source, message in (
+            (tmp_path / "mols.smi", "a CSV file with a column smiles"),
+            (tmp_path, "is a folder: give a file"),
+            ("CCO", "there is no such file"),
+            (tmp_path / "wide.jsonl", "line 1: x has 1 columns"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                all_rows(predictor, source)
+    with pytest.warns(UserWarning, match="these are graphs with features of their own"):
+        all_rows(predictor, graphs(), batch_size=2)
+
+
 def test_bad_graphs_stop_or_are_left_out(tmp_path):
     predictor = Predictor(trained(CONFIG), CASES["graphs"][1], SCHEMA)
     good = {"x": [[0.0, 1.0]], "edges": [], "split": "not one of ours"}

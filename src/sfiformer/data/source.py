@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sfiformer.errors import BadRowError
 
 from . import csvfile, jsonl
-from .record import Record, Rows
+from .record import SMILES_ALONE, Record, Rows
 from .schema import Schema, check_widths
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ Bad = list[tuple[str, str]]  # (place, reason)
 
 JSONL = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 CSV = (".csv", ".csv.gz")
+TEXTS = (".smi", ".smiles", ".txt")  # in which molecules are often listed
 
 
 def open_source(
@@ -55,7 +56,8 @@ def open_source(
         from . import ptfile
 
         return ptfile.rows(ptfile.load_pt(path), str(path), split_column), None
-    raise ValueError(f"{path}: its name must end in one of .pt, {', '.join(JSONL + CSV)}")
+    remedy = f"; {SMILES_ALONE}" if path.suffix in TEXTS else ""
+    raise ValueError(f"{path}: its name must end in one of .pt, {', '.join(JSONL + CSV)}{remedy}")
 
 
 def read_graphs(rows: Rows, *, bad: Bad | None = None, schema: Schema | None = None) -> Iterator[Record]:

@@ -94,10 +94,15 @@ class Predictor:
         rows = 0
         column = smiles_column or self.smiles_column
         left_out: Bad | None = [] if bad is None and self.skip_bad else bad
-        self._tell_of_other_features(source)
+        told = False
         strange: list[str] = []
         ways: set[bool | None] = set()
         for ids, store in stream(source, self.schema, chunk=batch_size, bad=left_out, smiles_column=column):
+            if (
+                not told
+            ):  # once there are graphs: what cannot be read at all is an error without a warning before it
+                self._tell_of_other_features(source)
+            told = True
             for graph, category in unseen(store, self.seen):
                 strange.append(f"{ids[graph]} ({named(category, self.schema)})")
             ways.add(has_both_ways(store))
