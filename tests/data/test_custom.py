@@ -356,6 +356,28 @@ def test_what_is_read_from_a_table_is_said(tmp_path):
     assert said.endswith("\nnot used: label")
 
 
+@pytest.mark.parametrize(
+    ("header", "cells", "message"),
+    [
+        ("target,pIC50", "EGFR,5.{i}", "is 'EGFR', .* is none of them; name what .* --data.targets pIC50$"),
+        ("target,pIC50,mw", "EGFR,5.{i},{i}.5", "--data.targets one of mw, pIC50$"),
+        ("target", "EGFR", "and a missing label is none of them$"),
+        ("name", "m{i}", r"m.csv: no column holds labels \(as one called y would\), so there is nothing to"),
+        ("y", "", "m.csv: no row has a label in column y, so there is nothing to train on"),
+        ("a,b", ",", "m.csv: no row has a label in column a, "),
+        ("y", "{i}e400", "line 3: '1e400' in column y is infinite, or beyond float32$"),
+        ("mw,logp", "{i}e400,1", "line 3: '1e400' in column mw is infinite, or beyond float32$"),
+    ],
+)
+def test_columns_without_anything_to_learn(tmp_path, header, cells, message):
+    pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
+    path = tmp_path / "m.csv"
+    rows = "".join(f"{'C' * (1 + i)},{cells.format(i=i)}\n" for i in range(9))
+    path.write_text(f"smiles,{header}\n{rows}")
+    with pytest.raises(ValueError, match=message):
+        load_custom(path)
+
+
 def test_a_column_of_numbers_of_the_rows_is_said(tmp_path):
     pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
     path = tmp_path / "m.csv"

@@ -61,7 +61,7 @@ def test_nodes_without_features_share_one_category():
         ({"train_mask": [1, 0, 1], "test_mask": [0, 0, 1]}, "node 2 is in two masks"),
         ({"links": [[0, 5]]}, "links: number 0"),
         ({"edge_label": [1]}, "edge_label without edge_label_index"),
-        ({"y": math.inf}, "y is infinite"),
+        ({"y": math.inf}, "y is infinite, or beyond float32$"),
         ({"y": [0.5, None, -1e300]}, "y is infinite, or beyond float32, at row 2"),
         ({"y": {"a": 1}}, "neither number, text nor null"),
     ],

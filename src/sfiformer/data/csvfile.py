@@ -19,6 +19,7 @@ from .record import Record, Rows, has_decimal_comma
 from .smiles import canonical, graph_of, parse_smiles
 
 _MISSING = frozenset(["", "na", "n/a", "#n/a", "<na>", "nan", "null", "none"])
+_LARGEST = 3.4028234663852886e38  # float32's
 _INTEGER = re.compile(r"[+-]?\d+")
 _LABEL_NAMES = ("y", "label", "labels", "target", "targets", "class")
 # As _plain writes them; of several columns the first of these is taken, and an unnamed one last.
@@ -133,6 +134,11 @@ def _parse(header: list[str], row: list[str], columns: Columns) -> Record:
         values = [
             parse_cell(cells[name]) if alone else _number(name, cells[name]) for name in columns.targets
         ]
+        for name, value in zip(columns.targets, values, strict=True):
+            if isinstance(value, int | float) and abs(value) > _LARGEST:
+                raise ValueError(
+                    f"{cells[name].strip()[:40]!r} in column {name} is infinite, or beyond float32"
+                )
         fields["y"] = values[0] if alone else values
     if columns.split is not None:
         fields["split"] = cells[columns.split].strip() or None

@@ -32,7 +32,7 @@ from .splits import (
     split_name,
 )
 from .store import GraphStore
-from .task import Kind, Level, Task
+from .task import Kind, Level, Task, listed
 
 SplitBy = Literal["auto", "column", "masks", "random", "scaffold"]
 MOLECULES = Schema(
@@ -87,6 +87,8 @@ def load_custom(
     if columns is not None and width != len(columns):
         target_names = None  # one column held a list of targets
     with _about(name, bad):
+        if columns is not None and width is None:
+            raise ValueError(f"{_no_labels(columns)}, so there is nothing to train on")
         task = infer_task(records, level=level, kind=kind, classes=classes, target_names=target_names)
     task = replace(task, columns=columns)
     records = _keep(records, lambda record: encode(record, task), bad)
@@ -232,6 +234,13 @@ def _about(name: str, bad: Bad | None) -> Iterator[None]:
             raise
         left_out = f"; left out as bad: {len(bad)}, {_first(bad)}" if bad else ""
         raise ValueError(f"{name}: {error}{left_out}") from None
+
+
+def _no_labels(columns: Sequence[str]) -> str:
+    if not columns:
+        return "no column holds labels (as one called y would)"
+    several = len(columns) > 1
+    return f"no row has a label in column{'s' * several} {listed(columns)}"
 
 
 def _first(bad: Bad) -> str:

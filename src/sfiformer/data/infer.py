@@ -137,7 +137,7 @@ def infer_task(
             column = f" in column {target_names[0]}" if target_names else ""
             raise ValueError(
                 f"every label{column} is {label_text(distinct[0])!r}, so there is nothing to learn: two classes are needed, "
-                "and a missing label is none of them"
+                f"and a missing label is none of them{_other_columns(records) if target_names else ''}"
             )
         plain = names == _class_names(len(names))
         return Task(level, kind, 1 if kind == "binary" else len(names), class_names=None if plain else names)
@@ -150,6 +150,13 @@ def infer_task(
             remedy = "write numbers without quotation marks"
         raise ValueError(f"{place}: {kind} needs numbers, and there is the label {label!r}; {remedy}")
     return Task(level, kind, width, target_names=tuple(target_names) if target_names else None)
+
+
+def _other_columns(records: Sequence[Record]) -> str:
+    """A remedy that names the columns that were not read, where there are any."""
+    others = sorted(frozenset[str]().union(*(record.unused for record in records)))
+    which = f"one of {listed(others)}" if others[1:] else "".join(others)
+    return f"; name what is to be predicted: --data.targets {which}" if others else ""
 
 
 def _are_numbers_of_classes(labels: np.ndarray) -> bool:

@@ -121,7 +121,8 @@ def as_target(name: str, value: Any) -> Target:
     with np.errstate(over="ignore"):
         infinite = np.zeros(1) if target.text else np.isinf(target.values.astype(np.float32))
     if infinite.any():
-        raise ValueError(f"{name} is infinite, or beyond float32, at {_first(infinite)}")
+        place = f", at {_first(infinite)}" if infinite.ndim else ""  # a single label has none
+        raise ValueError(f"{name} is infinite, or beyond float32{place}")
     return target
 
 
