@@ -5,6 +5,7 @@ import signal
 import warnings
 
 import pytest
+import torch
 
 from sfiformer.cli import app
 from sfiformer.data.custom import load_custom
@@ -53,6 +54,41 @@ def test_a_bad_row_can_be_left_out(monkeypatch, capsys, tmp_path, command, remed
         app.main([command])
     reason = "line 1: not valid JSON: Expecting value at character 1"
     assert capsys.readouterr().err == f"sfi: {file}, {reason}{remedy}\n"
+
+
+ON_A_CPU = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError(ON_A_CPU), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), MemoryError()],
+)
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("train", "lower data.batch_size"),
+        ("predict", "lower --batch-size"),
+        ("data", "take fewer or smaller"),
+    ],
+)
+def test_out_of_memory_is_a_line_with_its_remedy(monkeypatch, capsys, error, command, remedy):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(app, "app", fail)
+    with pytest.raises(SystemExit) as caught:
+        app.main([command])
+    assert caught.value.code == 1
+    line = capsys.readouterr().err
+    assert line.startswith(f"sfi: out of memory: {remedy}")
+    assert line.endswith(" (--debug shows where)\n")
+    assert line.count("\n") == 1
+
+
+def test_pytorch_on_a_cpu_tells_of_memory_as_expected():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert app._is_out_of_memory(caught.value)
 
 
 @pytest.fixture

@@ -21,6 +21,12 @@ from sfiformer.schema import nearest
 SKIP_BAD = {"train": "--data.skip_bad true"} | dict.fromkeys(
     ("eval", "predict", "explain", "data"), "--skip-bad"
 )
+# The settings by which a command takes less memory.
+SMALLER = {
+    "train": "lower data.batch_size (trainer.accumulate adds up several batches), or model.dim or model.layers",
+    "eval": "lower --batch-size",
+    "predict": "lower --batch-size",
+}
 # Errors about a file name these settings as `sfi train` calls them; `sfi data info` calls them otherwise.
 OF_TRAIN = re.compile(r"--data\.(kind|level|targets)( of sfi train)?")
 
@@ -118,7 +124,19 @@ def _report(error: Exception, command: str) -> int:
         return _say(f"{error.filename}: {error.strerror}", 1)
     if isinstance(error, ImportError | OSError):
         return _say(str(error), 1)
+    if _is_out_of_memory(error):
+        smaller = SMALLER.get(command, "take fewer or smaller graphs")
+        return _say(f"out of memory: {smaller} (--debug shows where)", 1)
     return _say(f"{type(error).__name__}: {error} (--debug shows where)", 1)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether Python, NumPy or PyTorch, on a CPU or a GPU, had no memory left."""
+    if isinstance(error, MemoryError):
+        return True
+    # PyTorch's are told by their words: on a CPU they have no class of their own.
+    said = str(error)
+    return isinstance(error, RuntimeError) and ("out of memory" in said or "DefaultCPUAllocator" in said)
 
 
 def _usage(error: Any) -> str:
