@@ -93,6 +93,10 @@ def test_presets_are_listed_and_printed(sfi, tmp_path):
             "there is no option --optim.learning_rate; did you mean --optim.lr?",
         ),
         ("train cluster --optim.lr fast", "overrides: optim.lr must be a number, not 'fast'"),
+        (
+            "train custom --model.dim 16",
+            "preset custom + overrides: model.pe_dim is 16; it is taken out of model.dim and must be less than 16",
+        ),
         ("train cluster --optim.lr -1", "optim.lr is -1.0; it must be positive"),
         ("train cluster --model.attention sofmax", "did you mean 'softmax'?"),
         ("train cluster --data.size tiny", "data.size is 'tiny', not one of full, small"),

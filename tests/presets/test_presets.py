@@ -7,9 +7,9 @@ from sfiformer.schema import Layer
 def test_bases_come_first():
     sources = [layer.source for layer in read_preset("peptides-struct")]
     assert sources == [
-        "presets/peptides-func-paper.yaml",
-        "presets/peptides-struct-paper.yaml",
-        "presets/peptides-struct.yaml",
+        "preset peptides-func-paper",
+        "preset peptides-struct-paper",
+        "preset peptides-struct",
     ]
 
 
@@ -32,6 +32,15 @@ def test_graphs_in_json_are_to_be_lines(end):
     )
     with pytest.raises(ValueError, match=message):
         read_preset(f"g.json{end}")
+
+
+def test_the_folder_of_a_run_is_no_preset(tmp_path):
+    (tmp_path / "config.yaml").write_text("base: custom\n")
+    with pytest.raises(
+        ValueError,
+        match=f"^'{tmp_path}' is the folder of a run, not a preset: .* are {tmp_path}/config.yaml$",
+    ):
+        read_preset(str(tmp_path))
 
 
 def test_a_users_own_file(tmp_path):

@@ -141,7 +141,7 @@ class ModelConfig:
             )
         if self.pe in ("lappe", "rwse") and self.pe_dim >= self.dim:
             raise ValueError(
-                f"pe_dim is {self.pe_dim}; it is taken out of dim and must be less than {self.dim}"
+                f"model.pe_dim is {self.pe_dim}; it is taken out of model.dim and must be less than {self.dim}"
             )
         if self.pe == "eslappe" and self.local != "gatedgcn":
             raise ValueError(

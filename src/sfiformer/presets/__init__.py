@@ -47,7 +47,7 @@ def read_preset(name: str) -> list[Layer]:
 
 
 def _label(name: str) -> str:
-    return name if _is_path(name) else f"presets/{name}.yaml"
+    return name if _is_path(name) else f"preset {name}"
 
 
 def _is_path(name: str) -> bool:
@@ -69,6 +69,9 @@ def _read(name: str) -> dict[str, Any]:
             f"{name!r} is no preset, and graphs are read from JSON lines: write one graph a line, name it .jsonl, and then "
             f"sfi train custom --data.path {shlex.quote(lines)}"
         )
+    elif (Path(name) / "config.yaml").is_file():
+        config = shlex.quote(str(Path(name) / "config.yaml"))
+        raise ValueError(f"{name!r} is the folder of a run, not a preset: its settings are {config}")
     else:
         raise ValueError(
             f"there is no preset {name!r}; did you mean {nearest(name, preset_names())!r}? "
