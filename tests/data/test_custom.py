@@ -378,6 +378,16 @@ def test_columns_without_anything_to_learn(tmp_path, header, cells, message):
         load_custom(path)
 
 
+def test_a_target_that_is_the_same_everywhere_is_said(tmp_path):
+    same = write(tmp_path, [line(i, y=None if i == 3 else 3.25) for i in range(20)])
+    said = "every label is 3.25, so there is nothing to learn"
+    assert f"target 0: {said}" in load_custom(same).notes
+    pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
+    path = tmp_path / "m.csv"
+    path.write_text("smiles,a,b\n" + "".join(f"{'C' * (1 + i)},{i / 7},3.25\n" for i in range(20)))
+    assert [note for note in load_custom(path).notes if "nothing to learn" in note] == [f"b: {said}"]
+
+
 def test_a_column_of_numbers_of_the_rows_is_said(tmp_path):
     pytest.importorskip("rdkit", reason="SMILES need the extra [chem]")
     path = tmp_path / "m.csv"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .infer import FEW_CLASSES, encode, label_rows
 from .pack import has_labels
-from .record import Record
+from .record import Record, label_text
 from .seen import has_both_ways
 from .splits import Split
 from .store import GraphStore
@@ -59,23 +59,24 @@ def _about_labels(records: list[Record], task: Task) -> list[str]:
 
 
 def _about_amounts(records: list[Record], task: Task, guessed: bool) -> list[str]:
-    """Lines that name the targets of a regression that look like numbers of the rows."""
+    """Lines that name the targets of a regression that look like numbers of the rows, or are the same everywhere."""
     if task.kind != "regression":
         return []
     tables = [table for record in records if (table := label_rows(record, task.level)) is not None]
-    labels = np.concatenate(tables)  # [rows, T]
-    whole = (labels == labels.round()).all(0)  # and none is missing
-    numbers = [
-        name
-        for column, name in enumerate(task.target_names or ())
-        if whole[column] and len(np.unique(labels[:, column])) == len(labels) > FEW_CLASSES
-    ]
-    if guessed and 0 < len(numbers) < labels.shape[1]:
-        return [
+    lines, numbers = [], []
+    for column, labels in enumerate(np.concatenate(tables).T):
+        name = task.target_names[column] if task.target_names else f"target {column}"
+        values = np.unique(labels[~np.isnan(labels)])
+        if len(values) == 1:
+            lines.append(f"{name}: every label is {label_text(values.item())}, so there is nothing to learn")
+        if len(values) == len(labels) > FEW_CLASSES and (values == values.round()).all():
+            numbers.append(name)
+    if guessed and 0 < len(numbers) < task.outputs:
+        lines.append(
             f"{listed(numbers)}: another whole number in each row, as row numbers and ids are; if it is none to be predicted, "
             "name those that are (--data.targets)"
-        ]
-    return []
+        )
+    return lines
 
 
 def _absent(stores: Mapping[str, GraphStore], task: Task) -> list[str]:
