@@ -312,6 +312,25 @@ def test_a_file_that_was_changed_is_not_taken_for_the_runs_own(trained, tmp_path
         evaluate(run, device="cpu")
 
 
+def test_a_file_that_would_be_split_otherwise_today_is_not_read(trained, tmp_path):
+    """A run of an earlier release may not have known the column of the split."""
+    columns = {**NUMBERS, "Split": ["train"] * 10 + ["val", "test"] * 5}
+    run = trained(columns, {"data.split": "random"})
+    before, config = evaluate(run, device="cpu"), run / "config.yaml"
+    config.write_text(config.read_text().replace("split: random", "split: auto"))
+    for read in (
+        lambda: evaluate(run, device="cpu"),
+        lambda: train(ExperimentConfig.from_preset(str(config)), run, resume=True, progress=False),
+        lambda: ExplainedRun(run).stores,
+    ):
+        with pytest.raises(
+            UserError, match=r"would not be split as it was .* in .*config.yaml set data.split to"
+        ):
+            read()
+    config.write_text(config.read_text().replace("split: auto", "split: random"))
+    assert evaluate(run, device="cpu") == before
+
+
 def test_a_file_without_graphs_is_said_to_have_none(trained, tmp_path):
     run = trained(NAMES)
     (tmp_path / "empty.csv").write_text((tmp_path / "train.csv").read_text().splitlines()[0] + "\n")

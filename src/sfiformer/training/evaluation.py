@@ -192,6 +192,7 @@ def raw_stores(
     if data is not None:
         settings = replace(settings, root=str(data))
     dataset = load_dataset(settings, config.seed)
+    run.require_same_split(dataset.ids)
     if split not in dataset.splits:
         raise UserError(f"{dataset.name} has no split {split!r}; it has {', '.join(dataset.splits)}")
     if dataset.schema != schema or _meaning(dataset.task) != _meaning(task):

@@ -69,6 +69,7 @@ def train(
             trained = run.task_of(config)
             prepared = prepare(config, trained=trained)
             run.require_same(prepared.config)
+            run.require_same_split(prepared.ids)
             checkpoints = Checkpoints(run.path)
             with run.writing():
                 values = checkpoints.open()

@@ -13,7 +13,7 @@ result.json     at the end
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ from sfiformer.data.source import digest
 from sfiformer.data.standardize import Standardizer
 from sfiformer.data.task import Task
 from sfiformer.errors import UserError
-from sfiformer.files import whole_file
+from sfiformer.files import cell, whole_file
 from sfiformer.schema import as_text
 from sfiformer.training.splits_table import read_splits, skipped_text, splits_text
 from sfiformer.training.surroundings import surroundings
@@ -205,6 +205,16 @@ class RunFolder:
             raise UserError(
                 f"{path} was changed since the run in {self.path} began, and its graphs would be split anew: "
                 f"put the file back as it was, {remedy}"
+            )
+
+    def require_same_split(self, ids: Mapping[str, Sequence[str]]) -> None:
+        """Raises UserError where a user's file, read again, is not split as it was: graphs of training would be tested on."""
+        before = self.ids() if self.exists else {}
+        now = {split: [cell(name) for name in names] for split, names in ids.items()}
+        if before and now != before:
+            raise UserError(
+                f"{self.config().data.path} would not be split as it was for the run in {self.path}, as {SPLITS} there tells: "
+                f"in {self.path / CONFIG} set data.split to the way it was (random, scaffold, column)"
             )
 
     def changes(self, config: ExperimentConfig) -> dict[str, tuple[Any, Any]]:
