@@ -13,7 +13,8 @@ step. Gradients are clipped to norm 1; encoders, losses and heads are the same; 
 All models train on the same generated graphs, in this process, and take turns, an epoch each. The time is the median over
 whole epochs, gathering of batches and reading of losses included, the device waited for at the ends only. What comes before
 (compiling kernels, capturing graphs) is the warm-up, given apart. Where kernels are not compiled yet, processes of one model
-and shape each (`--shapes voc --models sfi --seconds 0`) compile them in parallel and leave them in Triton's cache.
+and shape each (`--shapes voc --models sfi --seconds 0`) compile them in parallel and leave them in Triton's cache. The process
+keeps the memory that is freed, as that of `sfi train` does, for all models.
 
 Memory is the peak that PyTorch's allocator saw from before the model was made to the end of its warm-up, the store of graphs
 and the captures included; "reserved" is what was then held from the driver on top.
@@ -38,6 +39,7 @@ import torch_geometric
 
 from breakdown import Breakdown
 from common import header, judged, publish, seconds, synchronize
+from sfiformer.memory import keep_freed_memory
 from sfiformer.training.distributed import products
 from training_graphs import PRESETS, Problem
 from training_loops import Loop, Ours, PyG
@@ -219,6 +221,7 @@ def main() -> None:
     arguments.batches = arguments.batches or (4 if on_cpu else 40)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
     with products(arguments.precision):
         publish(report(arguments), arguments.out)
 
