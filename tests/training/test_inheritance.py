@@ -9,16 +9,8 @@ from sfiformer.config import ExperimentConfig
 from sfiformer.errors import UserError
 from sfiformer.training import RunFolder, train
 from sfiformer.training.inheritance import run_of
+from small_runs import SMALL
 
-SMALL = {
-    "model.layers": 1,
-    "model.dim": 8,
-    "model.heads": 1,
-    "model.pe": "none",
-    "trainer.epochs": 1,
-    "trainer.accelerator": "cpu",
-    "optim.warmup_epochs": 0,
-}
 LEAK = r"graphs of val and test, .* trained on: split as it did .*split_seed: 0"
 
 

@@ -13,16 +13,8 @@ from sfiformer.errors import UserError
 from sfiformer.explain.runs import ExplainedRun
 from sfiformer.prediction import Predictor, predict, write_predictions
 from sfiformer.training import RunFolder, evaluate, train
+from small_runs import SMALL
 
-SMALL = {
-    "model.layers": 1,
-    "model.dim": 8,
-    "model.heads": 1,
-    "model.pe": "none",
-    "trainer.epochs": 1,
-    "trainer.accelerator": "cpu",
-    "optim.warmup_epochs": 0,
-}
 MOLECULES = [("C" * (1 + i % 7)) + ("O" if i % 2 else "N") for i in range(20)]
 
 
