@@ -193,3 +193,8 @@ def test_dense_attention_likewise(monkeypatch, dtype, exact, dropout_p):
         for x, y in zip(found[0], softmax(inputs), strict=True):
             assert float((x.double() - y.double()).norm() / y.double().norm()) < exact
         assert sizes == [6, 6] * 2
+
+
+def test_on_other_devices_there_are_none():
+    ptr, lam, q = (torch.ones(size, device="meta") for size in ((3,), (2,), (9, 1, 4)))
+    assert few_flows.FewFlows.of(ptr, lam, q, 0.5, math.inf, True, 0.0, 0) is None

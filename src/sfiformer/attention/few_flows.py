@@ -39,6 +39,8 @@ class FewFlows(NamedTuple):
         dropout_p: float,
         seed: int,
     ) -> FewFlows | None:
+        if not lam.is_cpu:  # the loops are a CPU's, and it alone can read λ without waiting
+            return None
         limits = torch.finfo(torch.float32)
         strengths = lam.to(torch.float32).clamp(max=limits.max).numpy()
         few = Few.of(ptr, q, dropout_p, seed, strengths > 0)  # at λ = 0 its derivative is another
