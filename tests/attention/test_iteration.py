@@ -18,62 +18,66 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = (4, 3, 0)  # of matrices side by side
 
 
-def _problem(dtype=torch.float64, spread=1.0):
+SCALE, ALPHA = 3**-0.5, 0.1
+
+
+def _problem(dtype=torch.float64, lam=(0.2, 0.05, 0.1), size=4):
+    """Scores of two heads, λ and sizes of graphs side by side."""
     generator = torch.Generator().manual_seed(0)
-    s, u = (spread * torch.randn(len(SIZES), 1, 4, 4, generator=generator, dtype=dtype) for _ in range(2))
-    real = torch.arange(4) < torch.tensor(SIZES).unsqueeze(1)
+    shape = (len(SIZES), 2, size, size)
+    s, u = (torch.randn(shape, generator=generator, dtype=dtype) / SCALE for _ in range(2))
+    return [x.to(DEVICE) for x in (s, u, torch.tensor(lam, dtype=dtype), torch.tensor(SIZES))]
+
+
+def _fused(s, u, lam, sizes, **settings):
+    return FusedProximal(**settings).of_scores(s, u, lam, sizes, alpha=ALPHA, scale=SCALE)
+
+
+def _plain(s, u, lam, sizes, **settings):
+    real = torch.arange(s.shape[-1], device=s.device) < sizes.unsqueeze(1)
     mask = (real.unsqueeze(1) & real.unsqueeze(2)).unsqueeze(1).expand_as(s)
-    lam = torch.tensor([0.2, 0.05, 0.1], dtype=dtype).view(-1, 1, 1)
-    return [x.to(DEVICE) for x in (s, u, lam, mask)]
+    options = {"lam": lam.view(-1, 1, 1), "alpha": ALPHA, "mask": mask, "solver": Proximal(**settings)}
+    return flows_from_scores(s * SCALE, u * SCALE, **options)
 
 
-def _flows_and_gradients(solver, alpha, problem):
-    s, u, lam, mask = problem
-    s, u, lam = (x.clone().requires_grad_() for x in (s, u, lam))
-    z = flows_from_scores(s, u, lam=lam, alpha=alpha, mask=mask, solver=solver)
-    weights = torch.linspace(-1, 1, z.numel(), dtype=z.dtype, device=z.device).view_as(z)
-    return z, *torch.autograd.grad((z * weights).sum() + (z * z).sum(), (s, u, lam))
+def _both(problem, rtol, atol, **settings):
+    """Flows and gradients by kernels and without, which are alike; those by kernels."""
+    found = []
+    for solve in (_fused, _plain):
+        *parts, sizes = problem
+        parts = [x.clone().requires_grad_() for x in parts]
+        z = solve(*parts, sizes, **settings)
+        weights = torch.linspace(-1, 1, z.numel(), dtype=z.dtype, device=z.device).view_as(z)
+        found.append([z, *torch.autograd.grad((z * weights).sum() + (z * z).sum(), parts)])
+    for left, right in zip(*found, strict=True):
+        torch.testing.assert_close(left, right, rtol=rtol, atol=atol)
+    assert torch.equal(found[0][0] == 0, found[1][0] == 0)
+    return found[0]
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3, 10])
-@pytest.mark.parametrize("start", ["uniform", "softmax"])
+@pytest.mark.parametrize("start", ["uniform", "constant", "softmax"])
 def test_flows_and_derivatives_are_those_of_the_plain_iteration(iterations, start):
-    problem = _problem()
-    got = _flows_and_gradients(FusedProximal(iterations, start=start), 0.1, problem)
-    expected = _flows_and_gradients(Proximal(iterations, start=start), 0.1, problem)
-    for left, right in zip(got, expected, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
-    assert torch.equal(got[0] == 0, expected[0] == 0)
+    _both(_problem(), 1e-9, 1e-12, iterations=iterations, start=start, seed=3 + 2**40)
 
 
-def test_keys_may_be_missing_anywhere():
-    """A hole in a row, rows without keys (the first of a matrix among them), and a matrix without any."""
-    s, u, lam, mask = _problem()
-    mask = torch.ones_like(mask)
-    mask[0, :, 1, 2], mask[0, :, 3], mask[1, :, 0], mask[1, :, :, 3], mask[2] = (
-        False,
-        False,
-        False,
-        False,
-        False,
-    )
-    got, expected = (
-        _flows_and_gradients(solver, 0.1, (s, u, lam, mask)) for solver in (FusedProximal(5), Proximal(5))
-    )
-    for left, right in zip(got, expected, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
-
-
-def test_a_learnt_penalty_has_the_derivative_of_the_plain_iteration():
-    s, u, lam, mask = _problem()
-
-    def learnt(solver):
-        alpha = torch.tensor(0.1, dtype=s.dtype, device=DEVICE, requires_grad=True)
-        z = flows_from_scores(s, u, lam=lam, alpha=alpha, mask=mask, solver=solver)
-        return torch.autograd.grad(z.square().sum(), alpha)[0]
-
-    assert learnt(Proximal(5)) != 0
-    torch.testing.assert_close(learnt(FusedProximal(5)), learnt(Proximal(5)))
+def test_padding_is_not_looked_at():
+    """Whatever stands there, the flows are the same and the gradients there 0."""
+    s, u, lam, sizes = _problem(size=5)
+    given = [x.clone().requires_grad_() for x in (s, u)]
+    z = _fused(*given, lam, sizes, iterations=3)
+    gradients = torch.autograd.grad((z * z).sum(), given)
+    for graph, size in enumerate(SIZES):
+        for x in (s, u):
+            x[graph, :, size:], x[graph, :, :, size:] = torch.nan, torch.inf
+    given = [x.clone().requires_grad_() for x in (s, u)]
+    again = _fused(*given, lam, sizes, iterations=3)
+    assert torch.equal(again, z)
+    for left, right in zip(torch.autograd.grad((again * again).sum(), given), gradients, strict=True):
+        assert torch.equal(left, right)
+    for graph, size in enumerate(SIZES):
+        assert not z[graph, :, size:].any()
+        assert not z[graph, :, :, size:].any()
 
 
 @pytest.mark.parametrize("iterations", [1, 4, 5])
@@ -84,37 +88,42 @@ def test_without_a_derivative_only_two_steps_are_kept(iterations, monkeypatch):
 
     def iterate(*given):
         found = made(*given)
-        kept.append(len(found[1]))
+        kept.append(len(found[3]))
         return found
 
     monkeypatch.setattr(kernels, "iterate", iterate)
-    s, u, lam, mask = _problem()
-    options = {"lam": lam, "alpha": 0.1, "mask": mask, "solver": FusedProximal(iterations)}
-    learning = flows_from_scores(s.clone().requires_grad_(), u, **options)
+    s, *rest = _problem()
+    learning = _fused(s.clone().requires_grad_(), *rest, iterations=iterations)
     with torch.no_grad():
-        quiet = flows_from_scores(s.clone().requires_grad_(), u, **options)
-    assert torch.equal(flows_from_scores(s, u, **options), learning)
+        quiet = _fused(s.clone().requires_grad_(), *rest, iterations=iterations)
+    assert torch.equal(_fused(s, *rest, iterations=iterations), learning)
     assert torch.equal(quiet, learning)
-    assert kept == [iterations + 1, 2, 2]
+    assert kept == [iterations, min(iterations, 2), min(iterations, 2)]
 
 
 @pytest.mark.parametrize("lam", [0.0, 1e3])
 def test_where_nothing_moves_the_length_is_kept(lam):
     """With friction this strong all flows vanish in the first step, and no step length can be made of the second."""
-    s, u, _, mask = _problem()
-    problem = s, u, torch.full_like(s[:, :1, :1, 0], lam), mask
-    got, expected = (_flows_and_gradients(solver, 0.1, problem) for solver in (FusedProximal(6), Proximal(6)))
-    assert (lam == 0) == bool(expected[0].any())
-    for left, right in zip(got, expected, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
+    z, *_ = _both(_problem(lam=(lam,) * 3), 1e-9, 1e-12, iterations=6)
+    assert (lam == 0) == bool(z.any())
 
 
 def test_in_single_precision():
-    got, expected = (
-        _flows_and_gradients(solver, 0.1, _problem(torch.float32)) for solver in (FusedProximal(), Proximal())
-    )
-    for left, right in zip(got, expected, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-4)
+    _both(_problem(torch.float32), 1e-3, 1e-4)
+
+
+def test_a_learnt_penalty_is_the_plain_iterations(monkeypatch):
+    monkeypatch.setattr(iteration, "usable", lambda x: True)
+    inputs = torch.randn(5, 5, 1, 4, dtype=torch.float64).to(DEVICE)
+    ptr = torch.tensor([0, 2, 5], device=DEVICE)
+    found = []
+    for asked in (False, True):
+        alpha = torch.tensor(ALPHA, dtype=torch.float64, device=DEVICE, requires_grad=True)
+        options = {"lam": 0.1, "alpha": alpha, "solver": Proximal(3), "check": False, "return_flows": asked}
+        out = sfi_attention(*inputs, ptr, max_nodes=3, **options)
+        found.append(torch.autograd.grad((out[0] if asked else out).square().sum(), alpha)[0])
+    assert found[0] != 0
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -188,10 +197,11 @@ def test_attention_takes_it_where_kernels_serve_and_flows_are_not_asked_for(monk
 
     own = FromNothing()
     assert fused_iteration(own, torch.zeros(1)) is own
+    assert type(fused_iteration(Proximal(0), torch.zeros(1))) is Proximal
 
     q, k, v, qf, kf = torch.randn(5, 5, 1, 4, dtype=torch.float64).to(DEVICE)
     ptr = torch.tensor([0, 2, 5], device=DEVICE)
-    options = {"lam": 0.1, "alpha": 0.1, "solver": "proximal"}
+    options = {"lam": 0.1, "alpha": 0.1, "solver": "proximal", "check": False}
     q.requires_grad_()
     fused = sfi_attention(q, k, v, qf, kf, ptr, **options)
     plain, _ = sfi_attention(q, k, v, qf, kf, ptr, return_flows=True, **options)

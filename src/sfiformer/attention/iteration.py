@@ -1,4 +1,4 @@
-"""The paper's iteration on a GPU: each step in one kernel, for all rows of a batch of matrices."""
+"""The paper's iteration on a GPU: each step in one kernel, for all graphs and heads of a block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sfiformer.attention.kernels import usable
 from sfiformer.flow import Proximal
-from sfiformer.flow.problem import Solver
+from sfiformer.flow.problem import Scaling, Solver
 from sfiformer.operators import operator
 
 
@@ -21,105 +21,113 @@ def fused_iteration(solver: Solver, like: Tensor) -> Solver:
     A subclass of `Proximal` may start or go on otherwise, and stays what it is.
     """
     method = Proximal() if solver == "proximal" else solver
-    if type(method) is not Proximal or method.tolerance or not usable(like):
+    if type(method) is not Proximal or method.tolerance or not method.iterations or not usable(like):
         return solver
     return FusedProximal(method.iterations, 0.0, method.start, method.seed)
 
 
 @dataclass(frozen=True)
 class FusedProximal(Proximal):
-    """`Proximal` by kernels. All steps are done; to learn α they are plain."""
+    """`Proximal` by kernels, from scores to flows. All steps are done."""
 
-    def __call__(
-        self, resistance: Tensor, friction: Tensor, lam: Tensor, alpha: Tensor, mask: Tensor
-    ) -> Tensor:
+    def serves(self, size: int, alpha: float | Tensor, scaling: Scaling, check: bool) -> bool:
+        """Whether the kernels do all that is asked for: they know α before they start, and look at no value."""
         from sfiformer.attention.kernels.iteration import MAX_SIZE
 
-        shape, size = resistance.shape, resistance.shape[-1]
-        learnt = alpha.requires_grad and torch.is_grad_enabled()
-        if not self.iterations or size > MAX_SIZE or learnt:
-            return super().__call__(resistance, friction, lam, alpha, mask)
-        threshold = torch.where(mask, lam * friction, math.inf)
-        start = self.first(resistance, mask)
-        rows = (x.contiguous().view(-1, size) for x in (resistance, threshold, start))
-        penalty = alpha.expand(*shape[:-1], 1).contiguous().flatten()
-        length = self.first_length(alpha, mask).flatten()
-        ends = torch.where(mask, torch.arange(1, size + 1, dtype=torch.int32, device=mask.device), 0).amax(-1)
-        keep = torch.is_grad_enabled() and (resistance.requires_grad or threshold.requires_grad)
-        return _iterated(*rows, penalty, ends.flatten(), length, self.iterations, keep)[0].view(shape)
+        known = not isinstance(alpha, Tensor) and math.isfinite(alpha)
+        return known and scaling == "absolute" and not check and 0 < size <= MAX_SIZE
+
+    def of_scores(
+        self, s: Tensor, u: Tensor, lam: Tensor, sizes: Tensor, *, alpha: float, scale: float
+    ) -> Tensor:
+        """Flows [graphs, heads, n, n] of scores that are to be multiplied by ``scale``; λ and the nodes are of each graph."""
+        keep = torch.is_grad_enabled() and any(x.requires_grad for x in (s, u, lam))
+        given = s.contiguous(), u.contiguous(), lam.to(s.dtype), sizes.to(torch.int32)
+        return _iterated(*given, alpha, scale, self.iterations, self.start, self.seed & _SEEDS, keep)[0]
+
+
+_SEEDS = (1 << 32) - 1  # what the numbers of the start depend on
 
 
 @operator("sfiformer::iterated")
 def _iterated(
-    resistance: Tensor,
-    threshold: Tensor,
-    start: Tensor,
-    alpha: Tensor,
-    ends: Tensor,
-    length: Tensor,
+    s: Tensor,
+    u: Tensor,
+    lam: Tensor,
+    sizes: Tensor,
+    alpha: float,
+    scale: float,
     iterations: int,
+    start: str,
+    seed: int,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The flows, and what the derivative needs of the way to them, where it is to be kept."""
     from sfiformer.attention.kernels import iteration as kernels
 
-    return kernels.iterate(resistance, threshold, alpha, ends, start, length, iterations, keep)
+    return kernels.iterate(s, u, lam, sizes, alpha, scale, iterations, start, seed, keep)
 
 
 @operator("sfiformer::iterated_backward")
 def _iterated_backward(
     grad: Tensor,
+    z: Tensor,
     resistance: Tensor,
-    threshold: Tensor,
-    alpha: Tensor,
-    ends: Tensor,
+    friction: Tensor,
     flows: Tensor,
     lengths: Tensor,
     sums: Tensor,
-) -> tuple[Tensor, Tensor]:
+    lam: Tensor,
+    sizes: Tensor,
+    alpha: float,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     from sfiformer.attention.kernels import iteration as kernels
 
-    return kernels.iterate_backward(
-        grad.contiguous(), resistance, threshold, alpha, ends, flows, lengths, sums
-    )
+    kept = (z, resistance, friction, flows, lengths, sums)
+    return kernels.iterate_backward(grad.contiguous(), *kept, lam, sizes, alpha, scale)
 
 
 @_iterated.register_fake
 def _(
-    resistance: Tensor,
-    threshold: Tensor,
-    start: Tensor,
-    alpha: Tensor,
-    ends: Tensor,
-    length: Tensor,
+    s: Tensor,
+    u: Tensor,
+    lam: Tensor,
+    sizes: Tensor,
+    alpha: float,
+    scale: float,
     iterations: int,
+    start: str,
+    seed: int,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows, size = start.shape
-    flows = start.new_empty((iterations + 1 if keep else 2, rows, size))
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    graphs, heads, size, _ = s.shape
     return (
-        torch.empty_like(start),
-        flows,
-        start.new_empty((iterations, len(length))),
-        start.new_empty((iterations, 2, rows)),
+        torch.empty_like(s),
+        torch.empty_like(s),
+        torch.empty_like(s),
+        s.new_empty((iterations if keep else min(iterations, 2), *s.shape)),
+        s.new_empty((iterations, graphs * heads)),
+        s.new_empty((iterations, 2, graphs * heads * size)),
     )
 
 
 @_iterated_backward.register_fake
-def _(grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(grad), torch.empty_like(grad)
+def _(grad: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(grad), torch.empty_like(grad), grad.new_empty(grad.shape[0])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    resistance, threshold, _, alpha, ends, *_ = inputs
+    _, _, lam, sizes, alpha, scale, *_ = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(resistance, threshold, alpha, ends, *output[1:])
+    ctx.save_for_backward(*output, lam, sizes)
+    ctx.constants = alpha, scale
 
 
 def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 8
-    return *_iterated_backward(grad, *ctx.saved_tensors), *[None] * 6
+        return (None,) * 10
+    return *_iterated_backward(grad, *ctx.saved_tensors, *ctx.constants), *[None] * 7
 
 
 _iterated.register_autograd(_backward, setup_context=_setup_context)

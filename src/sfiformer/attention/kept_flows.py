@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sfiformer.attention.iteration import FusedProximal
 from sfiformer.flow import Proximal
 from sfiformer.flow.precision import wide
 from sfiformer.flow.problem import Scaling, Solver, flows_from_scores
@@ -67,17 +68,21 @@ def attend_padded(
     """
     alpha, scaling, scale, dropout_p, solver, check = settings
     q, k, v, q_friction, k_friction = padded
-    links = (real.unsqueeze(1) & real.unsqueeze(2)).unsqueeze(1).expand(-1, q.shape[1], -1, -1)
-    z = flows_from_scores(
-        q @ k.mT * scale,
-        q_friction @ k_friction.mT * scale,
-        lam=lam.view(-1, 1, 1),
-        alpha=alpha,
-        scaling=scaling,
-        mask=links,
-        solver=solver,
-        check=check,
-    )
+    s, u = q @ k.mT, q_friction @ k_friction.mT
+    if isinstance(solver, FusedProximal) and solver.serves(s.shape[-1], alpha, scaling, check):
+        z = solver.of_scores(s, u, lam, real.sum(1), alpha=alpha, scale=scale)
+    else:
+        links = (real.unsqueeze(1) & real.unsqueeze(2)).unsqueeze(1).expand_as(s)
+        z = flows_from_scores(
+            s * scale,
+            u * scale,
+            lam=lam.view(-1, 1, 1),
+            alpha=alpha,
+            scaling=scaling,
+            mask=links,
+            solver=solver,
+            check=check,
+        )
     return (F.dropout(z, dropout_p) if dropout_p else z) @ v, z
 
 

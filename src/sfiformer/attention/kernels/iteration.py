@@ -1,8 +1,8 @@
 """The paper's iteration, a kernel for each step and one for its derivative: `sfiformer.flow.Proximal` row by row.
 
 All flows of a matrix (a graph and head) have one step length, made of sums over the whole of it. Each row leaves its share of
-them behind, and every row of the next step adds these up again. Keys that are not there have an infinite threshold; those
-behind the last one of a row (`ends`), and rows without keys, as padding is, are not even looked at.
+them behind, and every row of the next step adds these up again. Matrices stand side by side, [graphs, heads, size, size]; what
+lies beyond the nodes of a graph is padding, and is not even looked at.
 """
 
 import torch
@@ -10,70 +10,71 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sfiformer.attention.kernels.energies import STARTS, energy_kernel, score_kernel, tile
+
 MAX_SIZE = 4096  # keys of a row that stays on chip
 
 
 @triton.jit
-def slope_at(z, resistance, threshold, alpha):
+def slope_at(z, resistance, inside, ALPHA: tl.constexpr):
     """∇ of the smooth part, R∘z + α (Σz − 1), where there is a key."""
-    return tl.where(threshold < float("inf"), resistance * z + alpha * (tl.sum(z, 0) - 1), 0)
+    return tl.where(inside, resistance * z + ALPHA * (tl.sum(z, 0) - 1), 0)
 
 
 @triton.jit
-def matrix_sum(shares, row, size, BLOCK: tl.constexpr):
-    """Σ of what the rows of a row's matrix left behind."""
+def matrix_sum(shares, first, end, BLOCK: tl.constexpr):
+    """Σ of what the rows of a matrix left behind."""
     at = tl.arange(0, BLOCK)
-    return tl.sum(tl.load(shares + row // size * size + at, mask=at < size, other=0.0), 0)
+    return tl.sum(tl.load(shares + first + at, mask=at < end, other=0.0), 0)
 
 
 @triton.jit
-def next_length(sums, rows, row, size, BLOCK: tl.constexpr):
+def next_length(sums, rows, first, end, BLOCK: tl.constexpr):
     """⟨ΔZ, Δ∇⟩ / ‖Δ∇‖², whether that is a step length, and ‖Δ∇‖² (1 where it is not)."""
-    along = matrix_sum(sums, row, size, BLOCK)
-    bend = matrix_sum(sums + rows, row, size, BLOCK)
+    along = matrix_sum(sums, first, end, BLOCK)
+    bend = matrix_sum(sums + rows, first, end, BLOCK)
     usable = (bend > 0) & (along > 0)
     bend = tl.where(usable, bend, 1)
     return along / bend, usable, bend
 
 
-@triton.jit(do_not_specialize=["rows", "size"])
+@triton.jit(do_not_specialize=["rows", "size", "heads"])
 def step_kernel(
-    resistance, threshold, alpha, ends, before, after, lengths, lengths_before, sums, sums_before, rows, size,
-    FIRST: tl.constexpr, BLOCK: tl.constexpr,
+    resistance, friction, lam, sizes, before, after, lengths, lengths_before, sums, sums_before, rows, size, heads,
+    FIRST: tl.constexpr, ALPHA: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One step of one row; the first row of a matrix says how long it was."""
+    """One step of one row; the first row of a matrix says how long it was: from 1/(1 + α n) on."""
     row = tl.program_id(0).to(tl.int64)
-    end = tl.load(ends + row)
-    if (end == 0) & (row % size > 0):
+    matrix = row // size
+    first, end = matrix * size, tl.load(sizes + matrix // heads)
+    if row - first >= end:
         return
     keys = tl.arange(0, BLOCK)
-    place, inside, matrix = row * size + keys, keys < end, row // size
+    place, inside = row * size + keys, keys < end
     z = tl.load(before + place, mask=inside, other=0.0)
     r = tl.load(resistance + place, mask=inside, other=1.0)
-    limit = tl.load(threshold + place, mask=inside, other=float("inf"))
-    penalty = tl.load(alpha + row)
+    limit = tl.load(lam + matrix // heads) * tl.load(friction + place, mask=inside, other=0.0)
     if FIRST:
-        t = tl.load(lengths + matrix)
+        t = 1 / (1 + ALPHA * end.to(z.dtype))
     else:
-        t, usable, _ = next_length(sums_before, rows, row, size, BLOCK)
+        t, usable, _ = next_length(sums_before, rows, first, end, BLOCK)
         t = tl.where(usable, t, tl.load(lengths_before + matrix))
-        tl.store(lengths + matrix, t, mask=row % size == 0)
-    slope = slope_at(z, r, limit, penalty)
+    tl.store(lengths + matrix, t, mask=row == first)
+    slope = slope_at(z, r, inside, ALPHA)
     y = z - t * slope
     reach = t * limit
     moved = tl.where(tl.abs(y) > reach, y - tl.where(y > 0, reach, -reach), 0)
-    moved = tl.where(limit < float("inf"), moved, 0)
-    bend = slope_at(moved, r, limit, penalty) - slope
+    bend = slope_at(moved, r, inside, ALPHA) - slope
     tl.store(after + place, moved, mask=inside)
     tl.store(sums + row, tl.sum((moved - z) * bend, 0))
     tl.store(sums + rows + row, tl.sum(bend * bend, 0))
 
 
-@triton.jit(do_not_specialize=["rows", "size"])
+@triton.jit(do_not_specialize=["rows", "size", "heads"])
 def gradient_kernel(
-    resistance, threshold, alpha, ends, before, after, lengths, sums, sums_after, shares, shares_after,
-    totals, totals_after, of_z, of_slope, of_resistance, of_threshold, rows, size,
-    FIRST: tl.constexpr, LAST: tl.constexpr, BLOCK: tl.constexpr,
+    resistance, friction, lam, sizes, before, after, lengths, sums, sums_after, shares, shares_after,
+    totals, totals_after, of_z, of_slope, of_resistance, of_threshold, rows, size, heads,
+    FIRST: tl.constexpr, LAST: tl.constexpr, ALPHA: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Back through one step of one row: what reaches z and ∇ after it becomes what reaches those before it.
 
@@ -81,43 +82,42 @@ def gradient_kernel(
     comes back here; likewise that of later ones, as far as the length was kept.
     """
     row = tl.program_id(0).to(tl.int64)
-    end = tl.load(ends + row)
-    if (end == 0) & (row % size > 0):
+    matrix = row // size
+    first, end = matrix * size, tl.load(sizes + matrix // heads)
+    if row - first >= end:
         return
     keys = tl.arange(0, BLOCK)
-    place, inside, matrix = row * size + keys, keys < end, row // size
+    place, inside = row * size + keys, keys < end
     z = tl.load(before + place, mask=inside, other=0.0)
     moved = tl.load(after + place, mask=inside, other=0.0)
     r = tl.load(resistance + place, mask=inside, other=1.0)
-    limit = tl.load(threshold + place, mask=inside, other=float("inf"))
-    penalty, t = tl.load(alpha + row), tl.load(lengths + matrix)
-    real = limit < float("inf")
-    slope, new_slope = slope_at(z, r, limit, penalty), slope_at(moved, r, limit, penalty)
+    limit = tl.load(lam + matrix // heads) * tl.load(friction + place, mask=inside, other=0.0)
+    t = tl.load(lengths + matrix)
+    slope, new_slope = slope_at(z, r, inside, ALPHA), slope_at(moved, r, inside, ALPHA)
     change, bend = moved - z, new_slope - slope
     at_z = tl.load(of_z + place, mask=inside, other=0.0)
 
     at_slope = tl.zeros_like(at_z)
     at_change, at_bend = tl.zeros_like(at_z), tl.zeros_like(at_z)
     if not LAST:
-        _, renewed, _ = next_length(sums_after, rows, row, size, BLOCK)
-        total = matrix_sum(shares_after, row, size, BLOCK)
+        _, renewed, _ = next_length(sums_after, rows, first, end, BLOCK)
+        total = matrix_sum(shares_after, first, end, BLOCK)
         total += tl.where(renewed, 0, tl.load(totals_after + matrix))
-        tl.store(totals + matrix, total, mask=row % size == 0)
-        length, usable, squares = next_length(sums, rows, row, size, BLOCK)
+        tl.store(totals + matrix, total, mask=row == first)
+        length, usable, squares = next_length(sums, rows, first, end, BLOCK)
         factor = tl.where(usable, total / squares, 0)
         at_change = factor * bend
         at_bend = factor * (change - 2 * length * bend)
         at_slope = tl.load(of_slope + place, mask=inside, other=0.0) + at_bend
         at_z += at_change
 
-    at_z += tl.where(real, r * at_slope + penalty * tl.sum(at_slope, 0), 0)
+    at_z += tl.where(inside, r * at_slope + ALPHA * tl.sum(at_slope, 0), 0)
     at_resistance = moved * at_slope
     y = z - t * slope
-    active = real & (tl.abs(y) > t * limit)
+    active = inside & (tl.abs(y) > t * limit)
     at_y = tl.where(active, at_z, 0)
     at_reach = tl.where(y > 0, -at_y, at_y)
-    bound = tl.where(real, limit, 0)
-    tl.store(shares + row, tl.sum(bound * at_reach - slope * at_y, 0))
+    tl.store(shares + row, tl.sum(limit * at_reach - slope * at_y, 0))
     before_slope = -t * at_y - at_bend
     if FIRST:
         at_resistance += z * before_slope
@@ -133,62 +133,71 @@ def gradient_kernel(
 
 
 def iterate(
-    resistance: Tensor,
-    threshold: Tensor,
-    alpha: Tensor,
-    ends: Tensor,
-    start: Tensor,
-    length: Tensor,
+    s: Tensor,
+    u: Tensor,
+    lam: Tensor,
+    sizes: Tensor,
+    alpha: float,
+    scale: float,
     iterations: int,
+    start: str,
+    seed: int,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Flows [rows, n] after all steps; and for the derivative the flows, lengths and sums of each, the start among them.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Flows after all steps, and what the derivative takes: resistances, frictions; flows before, lengths, sums of each step.
 
-    Without ``keep`` each step's flows take the place of those before the last, and there is no derivative. Rows are
-    those of matrices [n, n], one below the other; alpha and ends are [rows], the first length [matrices].
+    Without ``keep`` each step's flows take the place of those before the last, and there is no derivative.
+
+    Args:
+        s, u: scores [graphs, heads, size, size], to be multiplied by ``scale``.
+        lam, sizes: of each graph, λ and its nodes.
     """
-    rows, size = start.shape
-    flows = start.new_zeros((iterations + 1 if keep else 2, rows, size))
-    flows[0] = start
-    lengths = start.new_empty((iterations, len(length)))
-    lengths[0] = length
-    sums = start.new_zeros((iterations, 2, rows))
+    graphs, heads, size, _ = s.shape
+    rows = graphs * heads * size
+    resistance, friction, z = torch.empty_like(s), torch.empty_like(s), torch.zeros_like(s)
+    flows = s.new_empty((iterations if keep else min(iterations, 2), *s.shape))
+    lengths, sums = s.new_empty((iterations, graphs * heads)), s.new_empty((iterations, 2, rows))
+    energy_kernel[(rows,)](
+        s, u, sizes, resistance, friction, flows, seed, size, heads, scale, STARTS.index(start), **tile(size)
+    )
     for k in range(iterations):
-        before, after = flows[k % len(flows)], flows[(k + 1) % len(flows)]
+        before = flows[k % len(flows)]
+        after = z if k == iterations - 1 else flows[(k + 1) % len(flows)]
         step_kernel[(rows,)](
-            resistance, threshold, alpha, ends, before, after, lengths[k], lengths[k - 1], sums[k], sums[k - 1],
-            rows, size, k == 0, **_tile(size),
+            resistance, friction, lam, sizes, before, after, lengths[k], lengths[k - 1], sums[k], sums[k - 1],
+            rows, size, heads, k == 0, alpha, **tile(size),
         )  # fmt: skip
-    return flows[iterations % len(flows)].clone(), flows, lengths, sums
+    return z, resistance, friction, flows, lengths, sums
 
 
 def iterate_backward(
     grad: Tensor,
+    z: Tensor,
     resistance: Tensor,
-    threshold: Tensor,
-    alpha: Tensor,
-    ends: Tensor,
+    friction: Tensor,
     flows: Tensor,
     lengths: Tensor,
     sums: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of resistances and thresholds, [rows, n] each."""
-    iterations, matrices = lengths.shape
-    rows, size = grad.shape
-    of_z, of_slope = grad.clone(), torch.empty_like(grad)
-    of_resistance, of_threshold = torch.zeros_like(grad), torch.zeros_like(grad)
-    shares = grad.new_zeros((iterations + 1, rows))
-    totals = grad.new_zeros((iterations + 2, matrices))
+    lam: Tensor,
+    sizes: Tensor,
+    alpha: float,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the scores, and of λ."""
+    graphs, heads, size, _ = z.shape
+    rows, iterations = graphs * heads * size, len(lengths)
+    of_z, of_slope, of_s, of_u = grad.clone(), *(torch.empty_like(grad) for _ in range(3))
+    shares = grad.new_empty((iterations + 1, rows))
+    totals = grad.new_zeros((iterations + 2, graphs * heads))
     for k in reversed(range(iterations)):
         last = k == iterations - 1
         gradient_kernel[(rows,)](
-            resistance, threshold, alpha, ends, flows[k], flows[k + 1], lengths[k], sums[k],
+            resistance, friction, lam, sizes, flows[k], z if last else flows[k + 1], lengths[k], sums[k],
             sums[k if last else k + 1], shares[k], shares[k + 1], totals[k + 1], totals[k + 2],
-            of_z, of_slope, of_resistance, of_threshold, rows, size, k == 0, last, **_tile(size),
+            of_z, of_slope, of_s, of_u, rows, size, heads, k == 0, last, alpha, **tile(size),
         )  # fmt: skip
-    return of_resistance, of_threshold
-
-
-def _tile(size: int) -> dict[str, int]:
-    block = triton.next_power_of_2(size)
-    return {"BLOCK": block, "num_warps": max(1, min(8, block // 128))}
+    of_lam = shares[0]  # which nobody reads any more
+    score_kernel[(rows,)](
+        resistance, friction, lam, sizes, of_s, of_u, of_lam, size, heads, scale, **tile(size)
+    )
+    return of_s, of_u, of_lam.view(graphs, -1).sum(1)
