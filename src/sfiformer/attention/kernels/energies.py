@@ -72,4 +72,4 @@ def score_kernel(
 
 def tile(size: int) -> dict[str, int]:
     block = triton.next_power_of_2(size)
-    return {"BLOCK": block, "num_warps": max(1, min(8, block // 256))}
+    return {"BLOCK": block, "num_warps": max(1, min(8, block // 128))}
