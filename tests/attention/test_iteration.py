@@ -5,11 +5,14 @@ On a machine without a GPU the kernels run in Triton's interpreter (slow, so on 
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from sfiformer.attention import functional, iteration, one_block, sfi_attention
+from sfiformer.attention import functional, iteration, sfi_attention, side_by_side
 from sfiformer.attention.iteration import FusedProximal, fused_iteration
 from sfiformer.attention.kept_flows import Settings, attention_and_flows
-from sfiformer.attention.one_block import in_one_block
+from sfiformer.attention.side_by_side import blocks_of
 from sfiformer.flow import Proximal, flows_from_scores
 
 pytest.importorskip("triton", reason="the kernels need Triton")
@@ -127,46 +130,87 @@ def test_a_learnt_penalty_is_the_plain_iterations(monkeypatch):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_all_graphs_at_once_are_the_graphs_one_by_one(monkeypatch, dropout):
+@pytest.mark.parametrize("worth", [side_by_side.WORTH, 0])
+def test_all_graphs_at_once_are_the_graphs_one_by_one(monkeypatch, dropout, worth):
     monkeypatch.setattr(iteration, "usable", lambda x: True)
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda z, p: z * p)
+    monkeypatch.setattr(side_by_side, "WORTH", worth)
     blocks = []
-    made = one_block.attention_in_one_block
+    made = side_by_side.attention_side_by_side
     monkeypatch.setattr(
-        functional, "attention_in_one_block", lambda *given: blocks.append(given) or made(*given)
+        functional, "attention_side_by_side", lambda *given: blocks.append(given[-1]) or made(*given)
     )
     torch.manual_seed(0)
-    packed = torch.randn(5, 9, 2, 3, dtype=torch.float64).to(DEVICE)
-    ptr = torch.tensor([0, 2, 2, 6, 7], device=DEVICE)  # an empty graph, and two nodes of none
+    packed = torch.randn(5, 19, 2, 3, dtype=torch.float64).to(DEVICE)
+    sizes = torch.tensor([0, 2, 0, 4, 1, 1, 1, 4, 1, 1, 0, 1, 1], device=DEVICE)
+    ptr = sizes.cumsum(0)  # two nodes of no graph
     found = []
     for at_once in (True, False):
         inputs = [x.clone().requires_grad_() for x in packed]
-        lam = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64, device=DEVICE).requires_grad_()
+        lam = torch.linspace(0.1, 0.7, 12, dtype=torch.float64, device=DEVICE).requires_grad_()
         if at_once:
             options = {"lam": lam, "alpha": 0.5, "solver": Proximal(5), "dropout_p": dropout, "check": False}
             out = sfi_attention(*inputs, ptr, max_nodes=4, **options)
         else:
-            settings = Settings(0.5, "absolute", 3**-0.5, dropout, Proximal(5), False)
-            out, _ = attention_and_flows(tuple(inputs), ptr, lam, settings)
+            options = Settings(0.5, "absolute", 3**-0.5, dropout, Proximal(5), False)
+            out, _ = attention_and_flows(tuple(inputs), ptr, lam, options)
             out = torch.cat([out, out.new_zeros(2, 2, 3)])
         weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=DEVICE).view_as(out)
         found.append([out, *torch.autograd.grad((out * out * weights).sum(), [*inputs, lam])])
-    assert len(blocks) == 1
+    assert [len(found) for found in blocks] == [1 if worth else 2]
     for left, right in zip(*found, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=80), st.integers(0, 5), st.integers(0, 9))
+def test_blocks_hold_all_graphs_whatever_their_sizes(sizes, more, worth):
+    """The r-th largest has a place in the block of r, for any sizes that sum to no more than the nodes."""
+    nodes = sum(sizes) + more
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(side_by_side, "WORTH", 10**worth)
+        blocks = blocks_of(nodes, len(sizes), max(sizes) + more, 2)
+    assert [block.first for block in blocks[1:]] == [block.end for block in blocks[:-1]]
+    largest = sorted(sizes, reverse=True)
+    for rank, size in enumerate(largest):
+        own = [block for block in blocks if block.first <= rank < block.end]
+        assert (own[0].size if own else 0) >= size
+
+
+def test_few_large_graphs_do_not_pad_many_small_ones():
+    """A batch of peptides, padded with 190 graphs of 8 nodes: three blocks, of a fifth of what one would be."""
+    blocks = blocks_of(4928, 222, 444, 4)
+    assert [(block.first, block.end, block.size) for block in blocks] == [
+        (0, 22, 444),
+        (22, 46, 214),
+        (46, 222, 104),
+    ]
+    assert 5 * sum(block.flows for block in blocks) < 222 * 444**2
+    assert blocks_of(4850, 32, 348, 4) == [(0, 32, 348)]  # not worth it
+
+
 def test_only_what_has_room_is_iterated_at_once():
     q, ptr, ten = torch.empty(4800, 4, 1), torch.zeros(33), FusedProximal(10)
-    assert in_one_block(q, ptr, ten, 444)
-    assert not in_one_block(q, ptr, FusedProximal(50), 444)  # keeps five times as much
+    assert len(side_by_side.side_by_side(q, ptr, ten, 444)) == 1
+    hundred = FusedProximal(100)  # keeps ten times as much
+    assert not side_by_side.side_by_side(q, ptr, hundred, 444)
     with torch.no_grad():
-        assert in_one_block(q, ptr, FusedProximal(50), 444)
-    assert not in_one_block(q[:3000], ptr, ten, 444)  # more than three quarters would be padding
-    assert not in_one_block(q, ptr, ten, None)
-    assert not in_one_block(q, ptr, ten, 0)
-    assert not in_one_block(q, ptr[:1], ten, 444)
-    assert not in_one_block(q[:0], ptr, ten, 444)
+        assert side_by_side.side_by_side(q, ptr, hundred, 444)
+    for nodes, offsets, largest in ((q, ptr, None), (q, ptr, 0), (q, ptr[:1], 444), (q[:0], ptr, 444)):
+        assert not side_by_side.side_by_side(nodes, offsets, ten, largest)
+
+
+def test_nothing_waits_for_the_device_where_the_largest_graph_is_known(monkeypatch):
+    """On tensors without values: whatever asks for one is an error."""
+    monkeypatch.setattr(iteration, "usable", lambda x: True)
+    options = {"lam": 0.1, "alpha": 0.1, "solver": "proximal", "dropout_p": 0.5, "check": False}
+    with FakeTensorMode():
+        inputs = [torch.randn(9, 2, 8, requires_grad=True) for _ in range(5)]
+        ptr = torch.empty(4, dtype=torch.int64)
+        out = sfi_attention(*inputs, ptr, max_nodes=5, **options)
+        assert all(x.shape == (9, 2, 8) for x in (out, *torch.autograd.grad(out.sum(), inputs)))
+        with pytest.raises(DataDependentOutputException):
+            sfi_attention(*inputs, ptr, **options)
 
 
 def test_scores_are_looked_at_and_a_size_too_small_reads_nothing_that_is_not_there(monkeypatch):

@@ -11,26 +11,30 @@ import torch
 from lightning.fabric import Fabric
 
 from sfiformer import SFiFormer
+from sfiformer.data.shapes import BatchShape
 from sfiformer.training import prepare, train
 from sfiformer.training.average import Average
 from sfiformer.training.compiling import rehearse
 from sfiformer.training.launch import make_optimizer
 from sfiformer.training.losses import CrossEntropy
-from sfiformer.training.replay import WARM_UPS, Memory, Replay, replayable
+from sfiformer.training.replay import WARM_UPS, Memory, Replay, iterates_at_once, replayable
 from sfiformer.training.step import Step
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 STEPS, SHARE = 6, 0.9
 
 
-@pytest.fixture(params=["eslappe", "lappe", "rwse", "gcn"])
+PROXIMAL = {"model.solver": "proximal", "model.lam_scaling": "graph"}
+
+
+@pytest.fixture(params=["eslappe", "lappe", "rwse", "gcn", "proximal"])
 def setting(experiment, request):
     """setting(): a step with a fresh model, and the store of its data, on the GPU."""
     # A small learning rate: AdamW's first steps would turn the last bit of a gradient into a whole step.
     quiet = {
         "model.dropout": 0.0,
         "model.attention_dropout": 0.0,
-        "model.pe": "rwse" if request.param == "gcn" else request.param,
+        "model.pe": {"gcn": "rwse", "proximal": "lappe"}.get(request.param, request.param),
         "model.local": "edge-gcn" if request.param == "gcn" else "gatedgcn",
         "model.residual": request.param != "gcn",
         "model.feed_forward": request.param != "gcn",
@@ -38,6 +42,7 @@ def setting(experiment, request):
         "model.sign_flip": False,
         "data.batch_size": 4,
         "optim.lr": 1e-6,
+        **(PROXIMAL if request.param == "proximal" else {}),
     }
     prepared = prepare(experiment(quiet))
     store = prepared.stores["train"].to("cuda")
@@ -77,8 +82,36 @@ def test_what_a_kernel_takes_is_the_width_of_a_head(experiment, monkeypatch):
         assert replayable(config, prepared.task, {"train": store}) == expected
 
 
-def test_a_run_on_padded_batches_is_the_plain_one(tmp_path, experiment, monkeypatch, in_float64):
-    settings = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "trainer.accumulate": 2}
+def test_the_iteration_is_captured_where_all_graphs_of_a_batch_have_room_at_once(experiment, monkeypatch):
+    model = replace(prepare(experiment(PROXIMAL)).config.model, heads=4)
+    small, large = (BatchShape(90, 4928, 9999, 0, largest, 8) for largest in (444, 4000))
+    assert iterates_at_once(model, small)
+    assert not iterates_at_once(model, large)
+    assert iterates_at_once(replace(model, solver="exact"), large)
+    assert iterates_at_once(replace(model, attention="dfi"), large)
+
+    store = SimpleNamespace(device=torch.device("cuda"), node_ptr=torch.tensor([0, 4097]))
+    monkeypatch.setattr("sfiformer.attention.kernels.has_room", lambda device: True)
+    monkeypatch.setattr("sfiformer.attention.kernels.HAS_TRITON", True)
+    prepared = prepare(experiment(PROXIMAL))
+    assert not replayable(prepared.config, prepared.task, {"train": store})
+    store.node_ptr[1] -= 1
+    assert replayable(prepared.config, prepared.task, {"train": store})
+
+
+def test_work_that_waits_is_done_plainly(experiment, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    store = prepare(experiment({"data.batch_size": 4})).stores["train"]
+    replay = Replay(store, 4, lambda batches: (batches[0].x.sum(),), never_waits=lambda shape: False)
+    graphs = np.array([5, 2, 7, 0])
+    found = [replay([graphs])[0] for _ in range(WARM_UPS + 2)]
+    assert not replay._captured
+    assert all(torch.equal(value, found[0]) for value in found)
+
+
+@pytest.mark.parametrize("solver", [{}, PROXIMAL])
+def test_a_run_on_padded_batches_is_the_plain_one(tmp_path, experiment, monkeypatch, in_float64, solver):
+    settings = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "trainer.accumulate": 2, **solver}
     for folder in ("plain", "padded"):
         train(experiment(settings), tmp_path / folder, progress=False)
         # All that a GPU does but the capture.

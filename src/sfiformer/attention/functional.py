@@ -20,8 +20,8 @@ from sfiformer.attention.inputs import (
 )
 from sfiformer.attention.iteration import FusedProximal, fused_iteration
 from sfiformer.attention.kept_flows import Settings, attention_and_flows
-from sfiformer.attention.one_block import attention_in_one_block, in_one_block
 from sfiformer.attention.packed import packed_attention
+from sfiformer.attention.side_by_side import attention_side_by_side, side_by_side
 from sfiformer.flow import checks
 from sfiformer.flow.problem import Scaling, Solver
 
@@ -139,9 +139,9 @@ def sfi_attention(
             require_finite(q=q, k=k, q_friction=q_friction, k_friction=k_friction)
         solver = solver if return_flows else fused_iteration(solver, q)
         settings = Settings(alpha, scaling, scale, dropout_p, solver, look)
-        if isinstance(solver, FusedProximal) and in_one_block(q, ptr, solver, max_nodes):
-            assert max_nodes is not None
-            return attention_in_one_block(tensors, ptr, lam, settings, max_nodes).to(dtype)
+        blocks = side_by_side(q, ptr, solver, max_nodes) if isinstance(solver, FusedProximal) else []
+        if blocks:
+            return attention_side_by_side(tensors, ptr, lam, settings, blocks).to(dtype)
         out, flows = attention_and_flows(tensors, ptr, lam, settings)
         return (out.to(dtype), flows) if return_flows else out.to(dtype)
     require_no_gradient("alpha", alpha, "take return_flows=True, which has one")

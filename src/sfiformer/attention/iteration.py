@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfiformer.attention.kernels import usable
+from sfiformer.attention.kernels import MAX_KEYS, usable
 from sfiformer.flow import Proximal
 from sfiformer.flow.problem import Scaling, Solver
 from sfiformer.operators import operator
@@ -32,10 +32,8 @@ class FusedProximal(Proximal):
 
     def serves(self, size: int, alpha: float | Tensor, scaling: Scaling, check: bool) -> bool:
         """Whether the kernels do all that is asked for: they know α before they start, and look at no value."""
-        from sfiformer.attention.kernels.iteration import MAX_SIZE
-
         known = not isinstance(alpha, Tensor) and math.isfinite(alpha)
-        return known and scaling == "absolute" and not check and 0 < size <= MAX_SIZE
+        return known and scaling == "absolute" and not check and 0 < size <= MAX_KEYS
 
     def of_scores(
         self, s: Tensor, u: Tensor, lam: Tensor, sizes: Tensor, *, alpha: float, scale: float

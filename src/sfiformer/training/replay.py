@@ -16,12 +16,14 @@ from torch import Tensor
 
 from sfiformer import ranks
 from sfiformer.attention import kernels
+from sfiformer.attention.side_by_side import blocks_of, have_room
 from sfiformer.config import ExperimentConfig
 from sfiformer.data.batch import GraphBatch
 from sfiformer.data.gather import gather
 from sfiformer.data.shapes import BatchShape, Ladder
 from sfiformer.data.store import GraphStore
 from sfiformer.data.task import Task
+from sfiformer.nn.config import ModelConfig
 from sfiformer.training.buffers import ALIGNED, BatchBuffer, room
 
 Parts = Sequence[np.ndarray]  # numbers of graphs, a batch of them each
@@ -39,7 +41,7 @@ def replayable(config: ExperimentConfig, task: Task, stores: Mapping[str, GraphS
     model, largest = config.model, max(int(store.node_ptr.diff().max()) for store in stores.values())
     on_gpu = all(store.device.type == "cuda" for store in stores.values())
     fused = on_gpu and all(kernels.has_room(store.device) for store in stores.values())
-    fused = fused and kernels.HAS_TRITON and model.solver == "exact"
+    fused = fused and kernels.HAS_TRITON and (model.solver == "exact" or largest <= kernels.MAX_KEYS)
     fused = fused and (largest <= kernels.MAX_NODES or model.attention == "sfi")
     fused = fused and model.head_dim <= kernels.MAX_WIDTH
     return (
@@ -52,6 +54,14 @@ def replayable(config: ExperimentConfig, task: Task, stores: Mapping[str, GraphS
     )
 
 
+def iterates_at_once(model: ModelConfig, shape: BatchShape) -> bool:
+    """Whether the paper's iteration, if the model has it, goes over batches of this shape at once: else it waits."""
+    if model.solver == "exact" or model.attention != "sfi":
+        return True
+    blocks = blocks_of(shape.nodes, shape.graphs, shape.max_nodes, model.heads)
+    return have_room(blocks, model.heads, model.proximal_iterations)
+
+
 class Replay:
     """`work(batches)` on batches of a store that lies on the GPU, padded to a few shapes (`Ladder`).
 
@@ -60,6 +70,7 @@ class Replay:
 
     Args:
         structure: what a batch is given ahead of the work (`GraphBatch.structured`): that of a model which is to see it.
+        never_waits: of a shape, whether the work is one of which a CUDA graph can be made; where it is not it is done plainly.
         memory: works that never run at once, such as the steps of a run and its evaluation, can have it in common.
     """
 
@@ -70,9 +81,11 @@ class Replay:
         work: Work,
         *,
         structure: Callable[[GraphBatch], tuple[Any, ...]] | None = None,
+        never_waits: Callable[[BatchShape], bool] = lambda shape: True,
         memory: "Memory | None" = None,
     ) -> None:
         self.store, self.work, self.structure, self.memory = store, work, structure, memory or Memory()
+        self.never_waits = never_waits
         self.ladder = Ladder(store, batch_size)
         self._runs: dict[tuple[BatchShape, ...], int] = {}
         self._buffers: dict[tuple[BatchShape, ...], tuple[Staging, BatchBuffer]] = {}
@@ -84,7 +97,8 @@ class Replay:
         ``then`` are the parts of the next call, as far as is known: they are gathered while the device works on these.
         """
         shapes, ids = self._numbers(parts)
-        if not all(shape.filler for shape in shapes):  # of a shape that hardly comes twice
+        # (Without a filler: of a shape that hardly comes twice.)
+        if not all(shape.filler and self.never_waits(shape) for shape in shapes):
             return self.work(self._gathered(shapes, self._sent(ids)))
         self._runs[shapes] = self._runs.get(shapes, 0) + 1
         if self._runs[shapes] <= WARM_UPS:

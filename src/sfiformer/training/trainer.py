@@ -25,7 +25,7 @@ from sfiformer.training.losses import Loss
 from sfiformer.training.metrics_log import Record
 from sfiformer.training.preparation import Prepared
 from sfiformer.training.progress import TrainingProgress
-from sfiformer.training.replay import Memory, Replay, replayable
+from sfiformer.training.replay import Memory, Replay, iterates_at_once, replayable
 from sfiformer.training.sampling import (
     Stream,
     derived_seed,
@@ -195,7 +195,12 @@ class Trainer:
         def step(batches: Sequence[GraphBatch]) -> tuple[Tensor, ...]:
             return (self.step(batches),)
 
-        make = partial(Replay, structure=self.model.structure, memory=Memory())
+        make = partial(
+            Replay,
+            structure=self.model.structure,
+            never_waits=partial(iterates_at_once, self.config.model),
+            memory=Memory(),
+        )
         measured = {split: make(store, self.measured_batch, answers) for split, store in self.stores.items()}
         return {**measured, "step": make(self.stores["train"], self.config.data.batch_size, step)}
 

@@ -15,6 +15,7 @@ from sfiformer.operators import transformed
 HAS_TRITON = find_spec("triton") is not None and torch.version.hip is None
 MAX_WIDTH = 256  # of a head
 MAX_DIM = 1024  # of a row of the layer's output that stays on chip
+MAX_KEYS = 4096  # of a row of the paper's iteration, which stays on chip
 MAX_NODES = 1024  # of a graph whose rows stay on chip (the end of a bucket); larger ones are streamed
 SHARED_MEMORY = 165_888  # bytes that the largest tiles of attention take
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from sfiformer.attention.kernels.energies import STARTS, energy_kernel, score_kernel, tile
 
-MAX_SIZE = 4096  # keys of a row that stays on chip
-
 
 @triton.jit
 def slope_at(z, resistance, inside, ALPHA: tl.constexpr):
