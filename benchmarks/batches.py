@@ -97,6 +97,8 @@ class Batch:
         methods = {EXACT: self.sfi(), RELATIVE: self.sfi(lam=LAM, scaling="potential")}
         iterations = ITERATIONS if cpu else ITERATIONS[:1]
         methods |= {proximal(count): self.sfi(solver=Proximal(count)) for count in iterations}
+        if not cpu:
+            methods[PLAIN] = self.sfi(solver=PlainProximal(ITERATIONS[0]))
         methods[SDPA] = self.sdpa(*[SDPBackend.MATH] * cpu)
         return methods if cpu else methods | {PADDED: self.padded_sdpa()}
 
@@ -110,5 +112,12 @@ def _dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
 
 
+class PlainProximal(Proximal):
+    """The iteration in plain PyTorch on a GPU, too: the kernels are for `Proximal` itself alone."""
+
+
 def proximal(iterations: int) -> str:
     return f"proximal, {iterations}"
+
+
+PLAIN = f"{proximal(ITERATIONS[0])}, plain"
