@@ -3,16 +3,15 @@
 On a machine without a GPU the kernels run in Triton's interpreter (slow, so on small matrices).
 """
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from sfiformer.attention import functional, iteration, sfi_attention, side_by_side
+from sfiformer.attention import iteration, sfi_attention
 from sfiformer.attention.iteration import FusedProximal, fused_iteration
-from sfiformer.attention.kept_flows import Settings, attention_and_flows
-from sfiformer.attention.side_by_side import blocks_of
 from sfiformer.flow import Proximal, flows_from_scores
 
 pytest.importorskip("triton", reason="the kernels need Triton")
@@ -115,117 +114,18 @@ def test_in_single_precision():
     _both(_problem(torch.float32), 1e-3, 1e-4)
 
 
-def test_a_learnt_penalty_is_the_plain_iterations(monkeypatch):
+@pytest.mark.parametrize("name", ["alpha", "scale"])
+def test_what_is_learnt_besides_is_learnt_by_the_plain_iteration(monkeypatch, name):
     monkeypatch.setattr(iteration, "usable", lambda x: True)
     inputs = torch.randn(5, 5, 1, 4, dtype=torch.float64).to(DEVICE)
-    ptr = torch.tensor([0, 2, 5], device=DEVICE)
-    found = []
+    ptr, found = torch.tensor([0, 2, 5], device=DEVICE), []
+    options = {"lam": 0.1, "alpha": ALPHA, "scale": 0.5, "solver": Proximal(3), "check": False}
     for asked in (False, True):
-        alpha = torch.tensor(ALPHA, dtype=torch.float64, device=DEVICE, requires_grad=True)
-        options = {"lam": 0.1, "alpha": alpha, "solver": Proximal(3), "check": False, "return_flows": asked}
-        out = sfi_attention(*inputs, ptr, max_nodes=3, **options)
-        found.append(torch.autograd.grad((out[0] if asked else out).square().sum(), alpha)[0])
+        learnt = torch.tensor(options[name], dtype=torch.float64, device=DEVICE, requires_grad=True)
+        out = sfi_attention(*inputs, ptr, max_nodes=3, return_flows=asked, **options | {name: learnt})
+        found.append(torch.autograd.grad((out[0] if asked else out).square().sum(), learnt)[0])
     assert found[0] != 0
     torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("worth", [side_by_side.WORTH, 0])
-def test_all_graphs_at_once_are_the_graphs_one_by_one(monkeypatch, dropout, worth):
-    monkeypatch.setattr(iteration, "usable", lambda x: True)
-    monkeypatch.setattr(torch.nn.functional, "dropout", lambda z, p: z * p)
-    monkeypatch.setattr(side_by_side, "WORTH", worth)
-    blocks = []
-    made = side_by_side.attention_side_by_side
-    monkeypatch.setattr(
-        functional, "attention_side_by_side", lambda *given: blocks.append(given[-1]) or made(*given)
-    )
-    torch.manual_seed(0)
-    packed = torch.randn(5, 19, 2, 3, dtype=torch.float64).to(DEVICE)
-    sizes = torch.tensor([0, 2, 0, 4, 1, 1, 1, 4, 1, 1, 0, 1, 1], device=DEVICE)
-    ptr = sizes.cumsum(0)  # two nodes of no graph
-    found = []
-    for at_once in (True, False):
-        inputs = [x.clone().requires_grad_() for x in packed]
-        lam = torch.linspace(0.1, 0.7, 12, dtype=torch.float64, device=DEVICE).requires_grad_()
-        if at_once:
-            options = {"lam": lam, "alpha": 0.5, "solver": Proximal(5), "dropout_p": dropout, "check": False}
-            out = sfi_attention(*inputs, ptr, max_nodes=4, **options)
-        else:
-            options = Settings(0.5, "absolute", 3**-0.5, dropout, Proximal(5), False)
-            out, _ = attention_and_flows(tuple(inputs), ptr, lam, options)
-            out = torch.cat([out, out.new_zeros(2, 2, 3)])
-        weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=DEVICE).view_as(out)
-        found.append([out, *torch.autograd.grad((out * out * weights).sum(), [*inputs, lam])])
-    assert [len(found) for found in blocks] == [1 if worth else 2]
-    for left, right in zip(*found, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=80), st.integers(0, 5), st.integers(0, 9))
-def test_blocks_hold_all_graphs_whatever_their_sizes(sizes, more, worth):
-    """The r-th largest has a place in the block of r, for any sizes that sum to no more than the nodes."""
-    nodes = sum(sizes) + more
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_by_side, "WORTH", 10**worth)
-        blocks = blocks_of(nodes, len(sizes), max(sizes) + more, 2)
-    assert [block.first for block in blocks[1:]] == [block.end for block in blocks[:-1]]
-    largest = sorted(sizes, reverse=True)
-    for rank, size in enumerate(largest):
-        own = [block for block in blocks if block.first <= rank < block.end]
-        assert (own[0].size if own else 0) >= size
-
-
-def test_few_large_graphs_do_not_pad_many_small_ones():
-    """A batch of peptides, padded with 190 graphs of 8 nodes: three blocks, of a fifth of what one would be."""
-    blocks = blocks_of(4928, 222, 444, 4)
-    assert [(block.first, block.end, block.size) for block in blocks] == [
-        (0, 22, 444),
-        (22, 46, 214),
-        (46, 222, 104),
-    ]
-    assert 5 * sum(block.flows for block in blocks) < 222 * 444**2
-    assert blocks_of(4850, 32, 348, 4) == [(0, 32, 348)]  # not worth it
-
-
-def test_only_what_has_room_is_iterated_at_once():
-    q, ptr, ten = torch.empty(4800, 4, 1), torch.zeros(33), FusedProximal(10)
-    assert len(side_by_side.side_by_side(q, ptr, ten, 444)) == 1
-    hundred = FusedProximal(100)  # keeps ten times as much
-    assert not side_by_side.side_by_side(q, ptr, hundred, 444)
-    with torch.no_grad():
-        assert side_by_side.side_by_side(q, ptr, hundred, 444)
-    for nodes, offsets, largest in ((q, ptr, None), (q, ptr, 0), (q, ptr[:1], 444), (q[:0], ptr, 444)):
-        assert not side_by_side.side_by_side(nodes, offsets, ten, largest)
-
-
-def test_nothing_waits_for_the_device_where_the_largest_graph_is_known(monkeypatch):
-    """On tensors without values: whatever asks for one is an error."""
-    monkeypatch.setattr(iteration, "usable", lambda x: True)
-    options = {"lam": 0.1, "alpha": 0.1, "solver": "proximal", "dropout_p": 0.5, "check": False}
-    with FakeTensorMode():
-        inputs = [torch.randn(9, 2, 8, requires_grad=True) for _ in range(5)]
-        ptr = torch.empty(4, dtype=torch.int64)
-        out = sfi_attention(*inputs, ptr, max_nodes=5, **options)
-        assert all(x.shape == (9, 2, 8) for x in (out, *torch.autograd.grad(out.sum(), inputs)))
-        with pytest.raises(DataDependentOutputException):
-            sfi_attention(*inputs, ptr, **options)
-
-
-def test_scores_are_looked_at_and_a_size_too_small_reads_nothing_that_is_not_there(monkeypatch):
-    monkeypatch.setattr(iteration, "usable", lambda x: True)
-    torch.manual_seed(0)
-    inputs = torch.randn(5, 6, 1, 3, dtype=torch.float64).to(DEVICE)
-    options = {"lam": 0.1, "alpha": 0.1, "solver": "proximal", "check": False}
-    ptr = torch.tensor([0, 2, 6], device=DEVICE)
-    right = sfi_attention(*inputs, ptr, max_nodes=4, **options)
-    cut = sfi_attention(*inputs, ptr, max_nodes=3, **options)  # the last node of the last graph has no place
-    torch.testing.assert_close(cut[:2], right[:2])
-    assert not cut[5].any()
-    inputs[:2, 3] = 1e200  # whose product is not finite
-    with pytest.raises(ValueError, match="s must be finite"):
-        sfi_attention(*inputs, ptr, max_nodes=4, **options | {"check": True})
 
 
 def test_attention_takes_it_where_kernels_serve_and_flows_are_not_asked_for(monkeypatch):
@@ -255,3 +155,36 @@ def test_attention_takes_it_where_kernels_serve_and_flows_are_not_asked_for(monk
     torch.autograd.grad(of_plain.sum(), q)
     with pytest.raises(NotImplementedError, match="return_flows"):
         torch.autograd.grad(of_fused.sum(), q)
+
+
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from sfiformer.attention.kernels import energies, iteration
+
+def made(kernel, constants, pointer):
+    numbers = {"rows": "i32", "size": "i32", "heads": "i32", "seed": "i64", "sizes": "*i32"}
+    names, constants = kernel.arg_names, {"ALPHA": 0.1, "SCALE": 0.5, "BLOCK": 256, **constants}
+    constants = {name: value for name, value in constants.items() if name in names}
+    signature = {name: "constexpr" if name in constants else numbers.get(name, pointer) for name in names}
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, {})
+    compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 2})
+
+for pointer in ("*fp32", "*fp64"):
+    for start in range(3):
+        made(energies.energy_kernel, {"START": start}, pointer)
+    made(energies.score_kernel, {}, pointer)
+    for first in (True, False):
+        made(iteration.step_kernel, {"FIRST": first}, pointer)
+        for last in (True, False):
+            made(iteration.gradient_kernel, {"FIRST": first, "LAST": last}, pointer)
+print("compiled")
+"""
+
+
+def test_kernels_compile_for_a_gpu_that_need_not_be_here(tmp_path):
+    """What Triton's interpreter takes its compiler may not."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "compiled", done.stderr[-2000:]

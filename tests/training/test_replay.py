@@ -84,11 +84,12 @@ def test_what_a_kernel_takes_is_the_width_of_a_head(experiment, monkeypatch):
 
 def test_the_iteration_is_captured_where_all_graphs_of_a_batch_have_room_at_once(experiment, monkeypatch):
     model = replace(prepare(experiment(PROXIMAL)).config.model, heads=4)
-    small, large = (BatchShape(90, 4928, 9999, 0, largest, 8) for largest in (444, 4000))
-    assert iterates_at_once(model, small)
-    assert not iterates_at_once(model, large)
-    assert iterates_at_once(replace(model, solver="exact"), large)
-    assert iterates_at_once(replace(model, attention="dfi"), large)
+    step, measured = BatchShape(222, 4928, 9999, 0, 444, 8), BatchShape(900, 20096, 40000, 0, 444, 8)
+    assert iterates_at_once(model, True, step)
+    assert iterates_at_once(model, False, measured)
+    assert not iterates_at_once(model, True, measured)
+    assert iterates_at_once(replace(model, solver="exact"), True, measured)
+    assert iterates_at_once(replace(model, attention="dfi"), True, measured)
 
     store = SimpleNamespace(device=torch.device("cuda"), node_ptr=torch.tensor([0, 4097]))
     monkeypatch.setattr("sfiformer.attention.kernels.has_room", lambda device: True)

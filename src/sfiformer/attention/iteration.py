@@ -30,9 +30,11 @@ def fused_iteration(solver: Solver, like: Tensor) -> Solver:
 class FusedProximal(Proximal):
     """`Proximal` by kernels, from scores to flows. All steps are done."""
 
-    def serves(self, size: int, alpha: float | Tensor, scaling: Scaling, check: bool) -> bool:
-        """Whether the kernels do all that is asked for: they know α before they start, and look at no value."""
-        known = not isinstance(alpha, Tensor) and math.isfinite(alpha)
+    def serves(
+        self, size: int, alpha: float | Tensor, scale: float | Tensor, scaling: Scaling, check: bool
+    ) -> bool:
+        """Whether the kernels do all that is asked for: they know α and the scale beforehand, and look at no value."""
+        known = not isinstance(alpha, Tensor) and math.isfinite(alpha) and not isinstance(scale, Tensor)
         return known and scaling == "absolute" and not check and 0 < size <= MAX_KEYS
 
     def of_scores(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -57,7 +57,11 @@ def attention_and_flows(
 
 
 def attend_padded(
-    padded: list[Tensor], real: Tensor, lam: Tensor, settings: Settings
+    padded: list[Tensor],
+    real: Tensor,
+    lam: Tensor,
+    settings: Settings,
+    product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
 ) -> tuple[Tensor, Tensor]:
     """Attention and flows before dropout, [b, heads, n, width of v] and [b, heads, n, n], of graphs side by side.
 
@@ -65,11 +69,12 @@ def attend_padded(
         padded: q, k, v, q̃, k̃, [b, heads, n, width].
         real: [b, n], which nodes there are.
         lam: λ of each graph, [b].
+        product: of matrices, in all that is not the solver's.
     """
     alpha, scaling, scale, dropout_p, solver, check = settings
     q, k, v, q_friction, k_friction = padded
-    s, u = q @ k.mT, q_friction @ k_friction.mT
-    if isinstance(solver, FusedProximal) and solver.serves(s.shape[-1], alpha, scaling, check):
+    s, u = product(q, k.mT), product(q_friction, k_friction.mT)
+    if isinstance(solver, FusedProximal) and solver.serves(s.shape[-1], alpha, scale, scaling, check):
         z = solver.of_scores(s, u, lam, real.sum(1), alpha=alpha, scale=scale)
     else:
         links = (real.unsqueeze(1) & real.unsqueeze(2)).unsqueeze(1).expand_as(s)
@@ -83,7 +88,7 @@ def attend_padded(
             solver=solver,
             check=check,
         )
-    return (F.dropout(z, dropout_p) if dropout_p else z) @ v, z
+    return product(F.dropout(z, dropout_p) if dropout_p else z, v), z
 
 
 def _alike(sizes: list[int], ratio: float) -> Iterator[list[int]]:

@@ -7,6 +7,8 @@ N/(r + 1), and the blocks that hold them all can be laid out before anything is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +18,7 @@ from sfiformer.attention.iteration import FusedProximal
 from sfiformer.attention.kept_flows import Settings, attend_padded
 from sfiformer.flow.precision import wide
 
-MOST_KEPT = 1 << 31  # numbers that are held at a time
+MOST_KEPT = 1 << 30  # numbers that a layer holds at a time
 BESIDE_STEPS = 8  # blocks of scores that are, besides one for each step
 WORTH = 1 << 23  # flows that another block has to save: it is some fifty kernels more
 
@@ -48,18 +50,23 @@ def blocks_of(nodes: int, graphs: int, max_nodes: int, heads: int) -> list[Block
     return [block for block in blocks if block.size]
 
 
-def have_room(blocks: list[Block], heads: int, iterations: int) -> bool:
+def have_room(blocks: list[Block], heads: int, steps: int) -> bool:
     """Whether so many steps of all flows can be kept at a time."""
     flows = sum(block.flows for block in blocks) * heads
-    return 0 < flows * (iterations + BESIDE_STEPS) <= MOST_KEPT
+    return 0 < flows * (steps + BESIDE_STEPS) <= MOST_KEPT
+
+
+def kept_steps(iterations: int, learning: bool) -> int:
+    """All, for a derivative, else no more than two."""
+    return iterations if learning else min(iterations, 2)
 
 
 def side_by_side(q: Tensor, ptr: Tensor, solver: FusedProximal, max_nodes: int | None) -> list[Block]:
     """The blocks of a batch; none where the size of the largest graph is not known, or all would not have room."""
-    if max_nodes is None or not q.numel() or len(ptr) < 2:
+    if max_nodes is None or max_nodes < 1 or not q.numel() or len(ptr) < 2:
         return []
     blocks = blocks_of(len(q), len(ptr) - 1, min(max_nodes, len(q)), q.shape[1])
-    steps = solver.iterations if torch.is_grad_enabled() else 2  # without a derivative two are kept
+    steps = kept_steps(solver.iterations, torch.is_grad_enabled())
     return blocks if have_room(blocks, q.shape[1], steps) else []
 
 
@@ -68,13 +75,15 @@ def attention_side_by_side(
 ) -> Tensor:
     """Attention [N, heads, width of v] of q, k, v, q̃ and k̃. Unless values are checked nothing waits for the device."""
     like = inputs[2]
+    product = torch.matmul if torch.finfo(like.dtype).bits > 16 else _InTF32.apply
     places = _Places.of(ptr, len(like))
     out = torch.zeros((), dtype=like.dtype, device=like.device)
     with torch.autocast(like.device.type, enabled=False):
         for block in blocks:
             padding = _Padding(ptr, places, block)
             padded = [padding.padded(wide(x)) for x in inputs]
-            found, _ = attend_padded(padded, padding.real, lam.index_select(0, padding.graphs), settings)
+            own = lam.index_select(0, padding.graphs)
+            found, _ = attend_padded(padded, padding.real, own, settings, product)
             out = out + padding.packed(found).to(like.dtype)
     return out
 
@@ -103,7 +112,8 @@ class _Padding:
         rows = ptr.index_select(0, self.graphs).unsqueeze(1) + torch.arange(size, device=ptr.device)
         self.real = rows < ptr.index_select(0, self.graphs + 1).unsqueeze(1)  # [b, n]
         rank = places.rank - block.first
-        self.owned = (rank >= 0) & (rank < len(self.graphs)) & (places.within < size)  # [N]
+        inside = (places.within >= 0) & (places.within < size)
+        self.owned = (rank >= 0) & (rank < len(self.graphs)) & inside  # [N]
         # Where a row comes from: places stand for none where `real` and `owned` say so.
         self.of_padded = torch.where(self.real, rows, 0).flatten()  # [b · n]
         self.of_packed = torch.where(self.owned, rank * size + places.within, 0)  # [N]
@@ -133,3 +143,29 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return _Rows.apply(grad, *ctx.saved_tensors), None, None, None, None
+
+
+class _InTF32(torch.autograd.Function):
+    """A product of matrices in TF32, and its derivatives: as good as in float32 where factors were in half precision."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        with _tf32():
+            return a @ b
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        with _tf32():
+            return grad @ b.mT, a.mT @ grad
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -46,12 +46,9 @@ def make_fabric(settings: TrainerConfig) -> Fabric:
 
 @contextmanager
 def products(precision: str) -> Iterator[None]:
-    """Products of float32 matrices in TF32 within the block, where `precision` asks for less than float32.
-
-    (In bf16-mixed these are of what is computed in float32 all the same, of numbers that came in bf16.)
-    """
+    """Products of float32 matrices in TF32 within the block, where `precision` is tf32."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(before if precision == "32" else "high")
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else before)
     try:
         yield
     finally:

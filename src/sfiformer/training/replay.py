@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sfiformer import ranks
 from sfiformer.attention import kernels
-from sfiformer.attention.side_by_side import blocks_of, have_room
+from sfiformer.attention.side_by_side import blocks_of, have_room, kept_steps
 from sfiformer.config import ExperimentConfig
 from sfiformer.data.batch import GraphBatch
 from sfiformer.data.gather import gather
@@ -54,12 +54,12 @@ def replayable(config: ExperimentConfig, task: Task, stores: Mapping[str, GraphS
     )
 
 
-def iterates_at_once(model: ModelConfig, shape: BatchShape) -> bool:
+def iterates_at_once(model: ModelConfig, learning: bool, shape: BatchShape) -> bool:
     """Whether the paper's iteration, if the model has it, goes over batches of this shape at once: else it waits."""
     if model.solver == "exact" or model.attention != "sfi":
         return True
     blocks = blocks_of(shape.nodes, shape.graphs, shape.max_nodes, model.heads)
-    return have_room(blocks, model.heads, model.proximal_iterations)
+    return have_room(blocks, model.heads, kept_steps(model.proximal_iterations, learning))
 
 
 class Replay:

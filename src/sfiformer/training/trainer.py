@@ -195,14 +195,14 @@ class Trainer:
         def step(batches: Sequence[GraphBatch]) -> tuple[Tensor, ...]:
             return (self.step(batches),)
 
-        make = partial(
-            Replay,
-            structure=self.model.structure,
-            never_waits=partial(iterates_at_once, self.config.model),
-            memory=Memory(),
-        )
-        measured = {split: make(store, self.measured_batch, answers) for split, store in self.stores.items()}
-        return {**measured, "step": make(self.stores["train"], self.config.data.batch_size, step)}
+        room = partial(iterates_at_once, self.config.model)
+        make = partial(Replay, structure=self.model.structure, memory=Memory())
+        measure = partial(make, never_waits=partial(room, False))
+        measured = {
+            split: measure(store, self.measured_batch, answers) for split, store in self.stores.items()
+        }
+        learn = partial(make, never_waits=partial(room, True))
+        return {**measured, "step": learn(self.stores["train"], self.config.data.batch_size, step)}
 
     def _firsts(self) -> dict[str, tuple[Replay, np.ndarray]]:
         """What is replayed, each with the first batch of an epoch."""
