@@ -41,9 +41,8 @@ def blocks_of(nodes: int, graphs: int, max_nodes: int, heads: int) -> list[Block
     blocks, first = [], 0
     while first < graphs:
         size = min(max_nodes, nodes // (first + 1))
-        end = max(
-            first + 1, -(-2 * nodes // max(size, 1)) - 1
-        )  # from here on graphs have half of that at most
+        halved = -(-2 * nodes // max(size, 1)) - 1  # from this place on they have half of that at most
+        end = max(first + 1, halved)
         saved = (graphs - end) * (size**2 - (size // 2) ** 2) * heads
         blocks.append(Block(first, end if saved > WORTH else graphs, size))
         first = blocks[-1].end
@@ -121,7 +120,7 @@ class _Padding:
     def padded(self, x: Tensor) -> Tensor:
         """[N, heads, width] → [b, heads, n, width]."""
         rows = _Rows.apply(x, self.of_padded, self.real.flatten(), self.of_packed, self.owned)
-        return rows.view(*self.real.shape, *x.shape[1:]).transpose(1, 2)
+        return rows.view(*self.real.shape, *x.shape[1:]).transpose(1, 2).contiguous()
 
     def packed(self, x: Tensor) -> Tensor:
         """[b, heads, n, width] → [N, heads, width]; 0 for a node of other graphs, or of none."""
