@@ -122,7 +122,7 @@ def test_what_is_rehearsed_is_what_a_run_begins_with(tmp_path, experiment, monke
     """Of each split in the order of its epoch: graphs sorted by size would make a first batch that never comes."""
     settings = {"trainer.epochs": 1, "data.batch_size": 4}
     rehearsed, replayed = {}, {}
-    monkeypatch.setattr("sfiformer.training.trainer.replayable", lambda *_: True)
+    monkeypatch.setattr("sfiformer.training.replays.replayable", lambda *_: True)
     monkeypatch.setattr("sfiformer.training.replay.WARM_UPS", 10**9)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(

@@ -1,5 +1,6 @@
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sfiformer.data import BatchShape, GraphStore
 from sfiformer.training.examples import with_negatives
@@ -68,11 +69,67 @@ def test_padding_draws_nothing():
         link_ptr=torch.tensor([0, 4, 9]),
         link={"edge_label_index": ends, "edge_label": torch.from_numpy(rng.integers(0, 2, 9))},
     )
-    uniform = torch.from_numpy(rng.random((9, 2)))
     plain, padded = store.batch([0, 1]), store.batch([0, 1], BatchShape(6, 17, 0, 16, 5, 5))
-    want, got = with_negatives(plain, uniform), with_negatives(padded, uniform)
+    want, got = with_negatives(plain, 3), with_negatives(padded, torch.tensor(3))
     labelled = [batch.edge_label_index[:, ~batch.edge_label.isnan()] for batch in (want, got)]
     assert torch.equal(*labelled)
     assert labelled[0].size(1) > 9
     assert torch.equal(*(batch.edge_label[~batch.edge_label.isnan()] for batch in (want, got)))
     assert int(got.edge_label_index.max()) < 17
+
+
+def linked(graphs=40):
+    """Rings of 12 nodes with a link each, of the first node and another."""
+    ends = torch.stack([torch.zeros(graphs, dtype=torch.int64), 1 + torch.arange(graphs) % 11], dim=1)
+    return GraphStore(
+        12 * torch.arange(graphs + 1),
+        torch.zeros(graphs + 1, dtype=torch.int64),
+        torch.zeros(2, 0, dtype=torch.int64),
+        link_ptr=torch.arange(graphs + 1),
+        link={"edge_label_index": ends},
+    )
+
+
+def tails(batch, seed):
+    """Of the two negatives of each link, as places in its graph, by graph."""
+    found = with_negatives(batch, seed)
+    negative = found.edge_label == 0
+    heads, ends = found.edge_label_index[:, negative]
+    graphs = batch.batch[heads]
+    return {
+        int(batch.graph_ids[g]): (ends - batch.ptr[graphs])[graphs == g].tolist()
+        for g in range(batch.num_graphs)
+    }
+
+
+def test_what_a_link_draws_does_not_depend_on_its_batch():
+    store = linked()
+    whole = tails(store.batch(range(40)), 5)
+    assert all(len(drawn) == 2 for drawn in whole.values())
+    for some in ([7], [3, 31, 4], range(20, 40)):
+        assert tails(store.batch(some), 5).items() <= whole.items()
+    assert tails(store.batch(range(40)), 6) != whole
+    assert tails(store.batch(range(40)), 5 + 2**40) != whole
+    assert tails(store.batch(range(40)), torch.tensor(2**62 + 5)) == tails(store.batch(range(40)), 2**62 + 5)
+
+
+def test_all_free_tails_are_drawn_alike():
+    """Over graphs, over seeds, and the second as the first, whatever that was."""
+    batch = linked().batch(range(40))
+    pairs = [drawn for seed in range(300) for drawn in tails(batch, seed).values()]
+    first, second = np.array(pairs).T
+    table = np.histogram2d(first, second, bins=[np.arange(13)] * 2)[0][1:, 1:]
+    free = 40 * 300 / 11
+    expected = np.full((11, 11), free / 11)
+    assert abs(table.sum(0) / free - 1).max() < 0.12
+    assert abs(table.sum(1) / free - 1).max() < 0.12
+    assert ((table - expected) ** 2 / expected).sum() < 180  # 120 degrees of freedom: 4 standard deviations
+
+
+def test_nothing_waits_for_the_device():
+    """On tensors without values: whatever asks for one is an error."""
+    batch = linked().batch(range(3), BatchShape(6, 60, 0, 8, 12, 12))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = batch.map(mode.from_tensor)
+        found = with_negatives(fake, mode.from_tensor(torch.tensor(3)))
+        assert found.edge_label_index.shape == (2, 24)

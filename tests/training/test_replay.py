@@ -11,13 +11,17 @@ import torch
 from lightning.fabric import Fabric
 
 from sfiformer import SFiFormer
+from sfiformer.config import ExperimentConfig
 from sfiformer.data.shapes import BatchShape
-from sfiformer.training import prepare, train
+from sfiformer.training import prepare, replays, train
 from sfiformer.training.average import Average
 from sfiformer.training.compiling import rehearse
+from sfiformer.training.examples import with_negatives
 from sfiformer.training.launch import make_optimizer
 from sfiformer.training.losses import CrossEntropy
-from sfiformer.training.replay import WARM_UPS, Memory, Replay, iterates_at_once, replayable
+from sfiformer.training.preparation import objective
+from sfiformer.training.replay import WARM_UPS, Memory, Replay
+from sfiformer.training.replays import iterates_at_once, replayable
 from sfiformer.training.step import Step
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -57,6 +61,33 @@ def setting(experiment, request):
     return build
 
 
+@pytest.fixture
+def links(tmp_path, overrides):
+    """links({…}): settings of a ranking, in a file of rings with chords."""
+    rng, file = np.random.default_rng(0), tmp_path / "links.jsonl"
+    with file.open("w") as lines:
+        for _ in range(40):
+            n = int(rng.integers(5, 12))
+            ring = [[i, (i + 1) % n] for i in range(n)]
+            graph = {
+                "x": rng.normal(size=(n, 2)).tolist(),
+                "edges": ring,
+                "links": [[0, 2], [1, int(rng.integers(3, n))]],
+            }
+            lines.write(json.dumps(graph) + "\n")
+    quiet = {
+        "data.path": str(file),
+        "model.dropout": 0.0,
+        "model.attention_dropout": 0.0,
+        "trainer.accumulate": 2,
+        "model.pe_dim": 3,
+        "model.sign_flip": False,
+    }
+    return lambda more=(): ExperimentConfig.from_preset(
+        "custom", {**overrides, **quiet, "data.name": "custom", **dict(more)}
+    )
+
+
 def batches(store):
     rng = np.random.default_rng(0)
     same = rng.permutation(len(store))[:4]
@@ -65,7 +96,7 @@ def batches(store):
 
 def test_a_cpu_replays_nothing(experiment):
     prepared = prepare(experiment({}))
-    assert not replayable(prepared.config, prepared.task, prepared.stores)
+    assert not replayable(prepared.config, prepared.stores)
 
 
 def test_what_a_kernel_takes_is_the_width_of_a_head(experiment, monkeypatch):
@@ -79,7 +110,7 @@ def test_what_a_kernel_takes_is_the_width_of_a_head(experiment, monkeypatch):
     ):
         prepared = prepare(experiment(settings))
         config = replace(prepared.config, model=replace(prepared.config.model, dim=275))
-        assert replayable(config, prepared.task, {"train": store}) == expected
+        assert replayable(config, {"train": store}) == expected
 
 
 def test_the_iteration_is_captured_where_all_graphs_of_a_batch_have_room_at_once(experiment, monkeypatch):
@@ -95,9 +126,9 @@ def test_the_iteration_is_captured_where_all_graphs_of_a_batch_have_room_at_once
     monkeypatch.setattr("sfiformer.attention.kernels.has_room", lambda device: True)
     monkeypatch.setattr("sfiformer.attention.kernels.HAS_TRITON", True)
     prepared = prepare(experiment(PROXIMAL))
-    assert not replayable(prepared.config, prepared.task, {"train": store})
+    assert not replayable(prepared.config, {"train": store})
     store.node_ptr[1] -= 1
-    assert replayable(prepared.config, prepared.task, {"train": store})
+    assert replayable(prepared.config, {"train": store})
 
 
 def test_work_that_waits_is_done_plainly(experiment, monkeypatch):
@@ -116,7 +147,26 @@ def test_a_run_on_padded_batches_is_the_plain_one(tmp_path, experiment, monkeypa
     for folder in ("plain", "padded"):
         train(experiment(settings), tmp_path / folder, progress=False)
         # All that a GPU does but the capture.
-        monkeypatch.setattr("sfiformer.training.trainer.replayable", lambda *_: True)
+        monkeypatch.setattr("sfiformer.training.replays.replayable", lambda *_: True)
+        monkeypatch.setattr("sfiformer.training.replay.WARM_UPS", 10**9)
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    plain, padded = (
+        [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in ("plain", "padded")
+    )
+    for left, right in zip(plain, padded, strict=True):
+        for key in ("loss", "train", "val", "test"):
+            assert right[key] == pytest.approx(left[key], rel=1e-6), key
+
+
+def test_a_run_on_padded_batches_of_links_is_the_plain_one(tmp_path, links, monkeypatch, in_float64):
+    """With the same negatives: what a link draws does not depend on what is beside it."""
+    seen, draw = [], replays.with_negatives
+    monkeypatch.setattr(replays, "with_negatives", lambda *given: seen.append(1) or draw(*given))
+    for folder in ("plain", "padded"):
+        train(links(), tmp_path / folder, progress=False)
+        assert bool(seen) == (folder == "padded")
+        monkeypatch.setattr("sfiformer.training.replays.replayable", lambda *_: True)
         monkeypatch.setattr("sfiformer.training.replay.WARM_UPS", 10**9)
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     plain, padded = (
@@ -174,6 +224,35 @@ def test_a_replayed_step_is_a_plain_one(setting):
     for left, right in zip(plain.optimizer.state.values(), captured.optimizer.state.values(), strict=True):
         assert left["step"] == right["step"]
         torch.testing.assert_close(left["exp_avg"], right["exp_avg"], rtol=1e-2, atol=1e-5)
+
+
+@on_gpu
+def test_a_replayed_step_draws_the_negatives_of_a_plain_one(links):
+    prepared = prepare(links({"optim.lr": 1e-6, "model.sign_flip": False, "data.batch_size": 4}))
+    store, found = prepared.stores["train"].to("cuda"), []
+    loss = objective(prepared.config, prepared.task)[0]
+
+    def build():
+        torch.manual_seed(0)
+        model = SFiFormer(prepared.config.model).cuda()
+        optimizer = make_optimizer(model, prepared.config)
+        return Step(Fabric(accelerator="cuda", devices=1), model, optimizer, loss, prepared.task, 1.0)
+
+    plain, captured = build(), build()
+    replay = Replay(store, 4, lambda batches: (captured(batches),), draw=with_negatives)
+    order = batches(store)
+    for number, (chosen, then) in enumerate(zip(order, [*order[1:], None], strict=True)):
+        expected = plain([with_negatives(store.batch(chosen), number)])
+        got = replay(
+            [chosen],
+            None if then is None else [then],
+            seeds=[number],
+            then_seeds=[number + 1][: then is not None],
+        )
+        torch.testing.assert_close(got[0], expected, rtol=1e-4, atol=1e-5)
+        found.append(float(expected[0]))
+    assert replay._captured
+    assert len(set(found)) == len(found)
 
 
 @on_gpu

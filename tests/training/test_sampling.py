@@ -1,14 +1,11 @@
 import numpy as np
 import pytest
-import torch
 
-from sfiformer.data import GraphStore
 from sfiformer.training.sampling import (
     Stream,
     derived_seed,
     epoch_order,
     in_batches,
-    link_uniforms,
     share,
     train_subset,
 )
@@ -46,18 +43,3 @@ def test_seeds_differ_by_stream_and_place():
     seeds = {derived_seed(0, stream, *place) for stream in Stream for place in ((0, 0), (0, 1), (1, 0))}
     assert len(seeds) == 3 * len(Stream)
     assert all(0 <= seed < 2**63 for seed in seeds)
-
-
-def test_link_numbers_do_not_depend_on_the_shares():
-    store = GraphStore(
-        node_ptr=torch.tensor([0, 3, 5, 9]),
-        edge_ptr=torch.tensor([0, 0, 0, 0]),
-        edge_index=torch.zeros(2, 0, dtype=torch.int64),
-        link_ptr=torch.tensor([0, 2, 2, 5]),
-        link={"edge_label_index": torch.tensor([[0, 1], [1, 2], [0, 1], [0, 2], [0, 3]])},
-    )
-    batch = np.array([2, 1, 0])
-    whole = link_uniforms(store, batch, slice(0, 3), 7)
-    assert whole.shape == (5, 2)
-    parts = [link_uniforms(store, batch, share(batch, rank, 2), 7) for rank in range(2)]
-    assert torch.equal(torch.cat(parts), whole)

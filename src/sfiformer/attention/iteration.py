@@ -12,6 +12,7 @@ from torch import Tensor
 from sfiformer.attention.kernels import MAX_KEYS, usable
 from sfiformer.flow import Proximal
 from sfiformer.flow.problem import Scaling, Solver
+from sfiformer.hashing import MASK
 from sfiformer.operators import operator
 
 
@@ -43,10 +44,7 @@ class FusedProximal(Proximal):
         """Flows [graphs, heads, n, n] of scores that are to be multiplied by ``scale``; λ and the nodes are of each graph."""
         keep = torch.is_grad_enabled() and any(x.requires_grad for x in (s, u, lam))
         given = s.contiguous(), u.contiguous(), lam.to(s.dtype), sizes.to(torch.int32)
-        return _iterated(*given, alpha, scale, self.iterations, self.start, self.seed & _SEEDS, keep)[0]
-
-
-_SEEDS = (1 << 32) - 1  # what the numbers of the start depend on
+        return _iterated(*given, alpha, scale, self.iterations, self.start, self.seed & MASK, keep)[0]
 
 
 @operator("sfiformer::iterated")

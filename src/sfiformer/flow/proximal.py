@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sfiformer.hashing import MASK, mixed, uniform
+
 
 @dataclass(frozen=True)
 class Proximal:
@@ -87,19 +89,9 @@ def _matrix(x: Tensor) -> tuple[int, ...]:
     return (-2, -1) if x.dim() > 1 else (-1,)
 
 
-_MASK = (1 << 32) - 1  # of 32 bits
-
-
 def _uniform(like: Tensor, seed: int) -> Tensor:
-    """Numbers between 0 and 1 for the last three dimensions of ``like``, by their places: hashes, of 32 bits each."""
-    bits = torch.full((), seed & _MASK, dtype=torch.int64, device=like.device)
+    """Numbers between 0 and 1 for the last three dimensions of ``like``, by their places."""
+    bits = torch.full((), seed & MASK, dtype=torch.int64, device=like.device)
     for size in like.shape[-3:]:
-        bits = _mixed(bits.unsqueeze(-1) + torch.arange(1, size + 1, device=like.device))
-    return ((bits.double() + 0.5) * 2.0**-32).to(like.dtype).expand_as(like)
-
-
-def _mixed(bits: Tensor) -> Tensor:
-    """A permutation of the numbers of 32 bits in which neighbours land far apart."""
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        bits = ((bits ^ (bits >> shift)) * factor) & _MASK
-    return bits ^ (bits >> 16)
+        bits = mixed(bits.unsqueeze(-1) + torch.arange(1, size + 1, device=like.device))
+    return uniform(bits).to(like.dtype).expand_as(like)

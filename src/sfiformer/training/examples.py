@@ -1,15 +1,17 @@
 """What a batch asks of the model, and what the right answers are."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from sfiformer.data.batch import GraphBatch
 from sfiformer.data.task import Task
 from sfiformer.errors import UserError
+from sfiformer.hashing import mixed, seeded, uniform
 from sfiformer.nn.model import SFiFormer
 from sfiformer.training.negatives import sample_negatives
+
+NEGATIVES = 2  # for each true link
 
 
 def target_of(batch: GraphBatch, task: Task) -> Tensor:
@@ -27,15 +29,20 @@ def true_links(batch: GraphBatch) -> Tensor:
     return torch.ones(batch.edge_label_index.size(1), dtype=torch.bool, device=batch.device)
 
 
-def with_negatives(batch: GraphBatch, uniform: Tensor) -> GraphBatch:
-    """The true links of a batch, label 1, and false ones that `uniform` chooses for each, label 0.
+def with_negatives(batch: GraphBatch, seed: int | Tensor) -> GraphBatch:
+    """The true links of a batch, label 1, and two false ones for each, label 0.
 
-    `uniform` [R, K] is for the R links that come first; those of padding have none. Pairs that are neither have
-    no label (NaN): how many there are of each does not show in the shapes.
+    What is drawn for a link depends on the seed, the graph and the link alone, not on what is in the batch besides. Pairs that
+    are neither have no label (NaN): how many there are of each does not show in the shapes.
     """
     links, true = batch.edge_label_index, true_links(batch)
-    uniform = F.pad(uniform.to(batch.device), (0, 0, 0, links.size(1) - len(uniform)))  # [L, K]
-    negatives, negative = sample_negatives(links, true, batch.ptr, batch.num_nodes, uniform)
+    graph = batch.batch[links[0]]
+    bits = seeded(seed)
+    for number in (batch.graph_ids[graph], *(links - batch.ptr[graph])):
+        bits = mixed(bits + number + 1)
+    each = torch.arange(1, NEGATIVES + 1, device=batch.device)
+    chosen = uniform(mixed(bits.unsqueeze(1) + each))  # [L, 2]
+    negatives, negative = sample_negatives(links, true, batch.ptr, batch.num_nodes, chosen)
     label = torch.cat([true.float(), torch.zeros_like(negative, dtype=torch.float32)])
     label = label.masked_fill(~torch.cat([true, negative]), torch.nan)
     return batch.replace(edge_label_index=torch.cat([links, negatives], dim=1), edge_label=label)

@@ -5,7 +5,7 @@ microseconds each. A CUDA graph launches all of them at once. Gathering the grap
 beside the work on the batch before.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,52 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfiformer import ranks
-from sfiformer.attention import kernels
-from sfiformer.attention.side_by_side import blocks_of, have_room, kept_steps
-from sfiformer.config import ExperimentConfig
 from sfiformer.data.batch import GraphBatch
 from sfiformer.data.gather import gather
 from sfiformer.data.shapes import BatchShape, Ladder
 from sfiformer.data.store import GraphStore
-from sfiformer.data.task import Task
-from sfiformer.nn.config import ModelConfig
 from sfiformer.training.buffers import ALIGNED, BatchBuffer, room
 
 Parts = Sequence[np.ndarray]  # numbers of graphs, a batch of them each
 Work = Callable[[Sequence[GraphBatch]], tuple[Tensor, ...]]
 # Plain runs of a shape before it is captured: libraries and kernels prepare themselves in the first.
 WARM_UPS = 2
-
-
-def replayable(config: ExperimentConfig, task: Task, stores: Mapping[str, GraphStore]) -> bool:
-    """Whether all the work of a run can be captured: on one GPU that holds the data, by operators that never wait.
-
-    Plain attention waits, so does dense attention on large graphs, and so do the layers of PyG. Links are left out: their
-    negatives are drawn on the host.
-    """
-    model, largest = config.model, max(int(store.node_ptr.diff().max()) for store in stores.values())
-    on_gpu = all(store.device.type == "cuda" for store in stores.values())
-    fused = on_gpu and all(kernels.has_room(store.device) for store in stores.values())
-    fused = fused and kernels.HAS_TRITON and (model.solver == "exact" or largest <= kernels.MAX_KEYS)
-    fused = fused and (largest <= kernels.MAX_NODES or model.attention == "sfi")
-    fused = fused and model.head_dim <= kernels.MAX_WIDTH
-    return (
-        config.trainer.capture
-        and ranks.count() == 1
-        and on_gpu
-        and task.kind != "ranking"
-        and model.local in ("gatedgcn", "edge-gcn", "none")
-        and (fused or model.attention in ("adjacency", "none"))
-    )
-
-
-def iterates_at_once(model: ModelConfig, learning: bool, shape: BatchShape) -> bool:
-    """Whether the paper's iteration, if the model has it, goes over batches of this shape at once: else it waits."""
-    if model.solver == "exact" or model.attention != "sfi":
-        return True
-    blocks = blocks_of(shape.nodes, shape.graphs, shape.max_nodes, model.heads)
-    return have_room(blocks, model.heads, kept_steps(model.proximal_iterations, learning))
 
 
 class Replay:
@@ -69,6 +33,7 @@ class Replay:
     must neither wait for the device nor depend on its values, and padding must not change what it does.
 
     Args:
+        draw: what each batch is made into with the seed of its part, by hashes: random numbers would be taken from the work.
         structure: what a batch is given ahead of the work (`GraphBatch.structured`): that of a model which is to see it.
         never_waits: of a shape, whether the work is one of which a CUDA graph can be made; where it is not it is done plainly.
         memory: works that never run at once, such as the steps of a run and its evaluation, can have it in common.
@@ -80,23 +45,31 @@ class Replay:
         batch_size: int,
         work: Work,
         *,
+        draw: Callable[[GraphBatch, Tensor], GraphBatch] | None = None,
         structure: Callable[[GraphBatch], tuple[Any, ...]] | None = None,
         never_waits: Callable[[BatchShape], bool] = lambda shape: True,
         memory: "Memory | None" = None,
     ) -> None:
         self.store, self.work, self.structure, self.memory = store, work, structure, memory or Memory()
-        self.never_waits = never_waits
+        self.draw, self.never_waits = draw, never_waits
         self.ladder = Ladder(store, batch_size)
         self._runs: dict[tuple[BatchShape, ...], int] = {}
         self._buffers: dict[tuple[BatchShape, ...], tuple[Staging, BatchBuffer]] = {}
         self._captured: dict[tuple[BatchShape, ...], _Captured] = {}
 
-    def __call__(self, parts: Parts, then: Parts | None = None) -> tuple[Tensor, ...]:
-        """What the work gives for the graphs with these numbers, a batch for each part.
+    def __call__(
+        self,
+        parts: Parts,
+        then: Parts | None = None,
+        *,
+        seeds: Sequence[int] = (),
+        then_seeds: Sequence[int] = (),
+    ) -> tuple[Tensor, ...]:
+        """What the work gives for the graphs with these numbers, a batch for each part; to `draw`, a seed each.
 
         ``then`` are the parts of the next call, as far as is known: they are gathered while the device works on these.
         """
-        shapes, ids = self._numbers(parts)
+        shapes, ids = self._numbers(parts, seeds)
         # (Without a filler: of a shape that hardly comes twice.)
         if not all(shape.filler and self.never_waits(shape) for shape in shapes):
             return self.work(self._gathered(shapes, self._sent(ids)))
@@ -110,35 +83,39 @@ class Replay:
             )
         outputs = self._captured[shapes](ids)
         if then is not None:
-            shapes, ids = self._numbers(then)
+            shapes, ids = self._numbers(then, then_seeds)
             if shapes in self._captured:
                 self._captured[shapes].gather(ids)
         return outputs
 
-    def batches(self, parts: Parts) -> list[GraphBatch]:
+    def batches(self, parts: Parts, seeds: Sequence[int] = ()) -> list[GraphBatch]:
         """The batches that the work is given for these graphs."""
-        shapes, ids = self._numbers(parts)
+        shapes, ids = self._numbers(parts, seeds)
         return self._gathered(shapes, self._sent(ids))
 
     def example(self, graphs: np.ndarray) -> GraphBatch:
         """A batch of these graphs in memory of its own, laid out as the work finds it."""
-        gathered = self.batches([graphs])
+        gathered = self.batches([graphs], [] if self.draw is None else [0])
         memory = torch.zeros(room(gathered), dtype=torch.uint8, device=self.store.device)
         buffer = BatchBuffer(gathered, memory)
         buffer.fill(gathered)
         return buffer.batches[0]
 
-    def _numbers(self, parts: Parts) -> tuple[tuple[BatchShape, ...], np.ndarray]:
-        """The shapes that the parts are padded to, and the numbers of all their graphs, padding graphs included."""
+    def _numbers(self, parts: Parts, seeds: Sequence[int]) -> tuple[tuple[BatchShape, ...], np.ndarray]:
+        """The shapes that the parts are padded to, and the numbers of all their graphs, padding graphs included; and seeds."""
         shapes = self.ladder.shapes(parts)
-        return shapes, np.concatenate([shape.slots(part) for shape, part in zip(shapes, parts, strict=True)])
+        slots = [shape.slots(part) for shape, part in zip(shapes, parts, strict=True)]
+        return shapes, np.concatenate([*slots, np.array(seeds, dtype=np.int64)])
 
     def _sent(self, ids: np.ndarray) -> Tensor:
         return torch.from_numpy(ids).pin_memory().to(self.store.device, non_blocking=True)
 
     def _gathered(self, shapes: Sequence[BatchShape], ids: Tensor) -> list[GraphBatch]:
-        slots = ids.split([shape.graphs for shape in shapes])
+        graphs = [shape.graphs for shape in shapes]
+        *slots, seeds = ids.split([*graphs, len(ids) - sum(graphs)])
         batches = [gather(self.store, mine, shape) for mine, shape in zip(slots, shapes, strict=True)]
+        if self.draw is not None:
+            batches = [self.draw(batch, seed) for batch, seed in zip(batches, seeds.unbind(), strict=True)]
         if self.structure is None:
             return batches
         return [batch.structured(self.structure(batch)) for batch in batches]

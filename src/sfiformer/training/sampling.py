@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 import numpy as np
-import torch
-
-from sfiformer.data.store import GraphStore
 
 
 class Stream(IntEnum):
@@ -48,15 +45,3 @@ def in_batches(indices: np.ndarray, size: int) -> Iterator[np.ndarray]:
 def share(batch: np.ndarray, rank: int, ranks: int) -> slice:
     """The part of a global batch that a rank takes, none where there are more ranks than graphs."""
     return slice(len(batch) * rank // ranks, len(batch) * (rank + 1) // ranks)
-
-
-def link_uniforms(store: GraphStore, batch: np.ndarray, part: slice, seed: int) -> torch.Tensor:
-    """Two numbers in [0, 1) for each link of the graphs `batch[part]`, [L, 2] float64.
-
-    They are drawn for the whole batch, so that they do not depend on how it is shared out.
-    """
-    assert store.link_ptr is not None
-    links = store.link_ptr.diff().numpy()[batch]
-    first, last = links[: part.start].sum(), links[: part.stop].sum()
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(int(links.sum()), 2, generator=generator, dtype=torch.float64)[first:last]

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -19,19 +18,19 @@ from sfiformer.nn.model import SFiFormer
 from sfiformer.training.average import Average
 from sfiformer.training.compiling import rehearse
 from sfiformer.training.evaluation import computed, measure
-from sfiformer.training.examples import target_of, with_negatives
+from sfiformer.training.examples import with_negatives
 from sfiformer.training.interruption import Interrupted, Interruption
 from sfiformer.training.losses import Loss
 from sfiformer.training.metrics_log import Record
 from sfiformer.training.preparation import Prepared
 from sfiformer.training.progress import TrainingProgress
-from sfiformer.training.replay import Memory, Replay, iterates_at_once, replayable
+from sfiformer.training.replay import Replay
+from sfiformer.training.replays import make_replays
 from sfiformer.training.sampling import (
     Stream,
     derived_seed,
     epoch_order,
     in_batches,
-    link_uniforms,
     share,
     train_subset,
 )
@@ -71,7 +70,7 @@ class Trainer:
         self.measured = model if average is None else average.model  # and kept
         # Without gradients there is room for larger batches.
         self.measured_batch = self.config.data.batch_size * (4 if self.device.type == "cuda" else 1)
-        self.replays = self._replays()
+        self.replays = make_replays(self.config, self.stores, self.step, self.measured, self.measured_batch)
         self.read_every = read_every(self.device)
         self.unread: list[tuple[np.ndarray, Tensor]] = []  # of steps done: their graphs, and what each gave
         self.read_at = time.perf_counter()
@@ -148,12 +147,15 @@ class Trainer:
 
     def _step(self, graphs: np.ndarray, then: np.ndarray | None = None) -> None:
         """One step on the training graphs with these numbers, `accumulate` global batches; ``then`` are the next step's."""
-        parts, replay = self._parts(graphs, self.state.step), self.replays.get("step")
+        step = self.state.step
+        parts, replay = self._parts(graphs, step), self.replays.get("step")
         following = None if then is None else list(in_batches(then, self.config.data.batch_size))
         try:
-            values = (
-                replay(parts, following)[0] if replay else self.step(self._batches(parts, self.state.step))
-            )
+            if replay:
+                seeds, then_seeds = self._seeds(parts, step), self._seeds(following or [], step + 1)
+                values = replay(parts, following, seeds=seeds, then_seeds=then_seeds)[0]
+            else:
+                values = self.step(self._batches(parts, step))
         except NonFinite as error:
             raise self._non_finite(error, graphs, self.state.step) from error
         self.unread.append((graphs, values))
@@ -180,29 +182,8 @@ class Trainer:
     def _explained(self, graphs: np.ndarray, step: int) -> TrainingError:
         """Do a step again that was found not to be finite on a GPU, now looking."""
         parts, replay = self._parts(graphs, step), self.replays.get("step")
-        batches = replay.batches(parts) if replay else self._batches(parts, step)
+        batches = replay.batches(parts, self._seeds(parts, step)) if replay else self._batches(parts, step)
         return self._non_finite(self.step.explain(batches), graphs, step)
-
-    def _replays(self) -> dict[str, Replay]:
-        """Captured evaluation of each split, and captured steps ("step"), where the run allows it."""
-        if not replayable(self.config, self.task, self.stores):
-            return {}
-
-        def answers(batches: Sequence[GraphBatch]) -> tuple[Tensor, ...]:
-            with self.fabric.autocast():
-                return self.measured(batches[0]).float(), target_of(batches[0], self.task)
-
-        def step(batches: Sequence[GraphBatch]) -> tuple[Tensor, ...]:
-            return (self.step(batches),)
-
-        room = partial(iterates_at_once, self.config.model)
-        make = partial(Replay, structure=self.model.structure, memory=Memory())
-        measure = partial(make, never_waits=partial(room, False))
-        measured = {
-            split: measure(store, self.measured_batch, answers) for split, store in self.stores.items()
-        }
-        learn = partial(make, never_waits=partial(room, True))
-        return {**measured, "step": learn(self.stores["train"], self.config.data.batch_size, step)}
 
     def _firsts(self) -> dict[str, tuple[Replay, np.ndarray]]:
         """What is replayed, each with the first batch of an epoch."""
@@ -219,18 +200,21 @@ class Trainer:
         torch.manual_seed(derived_seed(self.config.seed, Stream.STEP, *place))
         return list(in_batches(graphs, self.config.data.batch_size))
 
-    def _batches(self, parts: list[np.ndarray], step: int) -> list[GraphBatch]:
-        return [self._batch(part, self.state.epoch, step, number) for number, part in enumerate(parts)]
+    def _seeds(self, parts: Sequence[np.ndarray], step: int) -> list[int]:
+        """Of what is drawn for each of these batches of a step of this epoch: negatives; none where nothing is."""
+        if self.task.kind != "ranking":
+            return []
+        place = (self.config.seed, Stream.NEGATIVES, self.state.epoch, step)
+        return [derived_seed(*place, number) for number in range(len(parts))]
 
-    def _batch(self, graphs: np.ndarray, *place: int) -> GraphBatch:
-        """This rank's share of a global batch."""
-        train = self.stores["train"]
-        part = share(graphs, ranks.rank(), ranks.count())
-        batch = train.batch(graphs[part]).to(self.device, non_blocking=True)
-        if self.task.kind == "ranking":
-            seed = derived_seed(self.config.seed, Stream.NEGATIVES, *place)
-            batch = with_negatives(batch, link_uniforms(train, graphs, part, seed))
-        return batch
+    def _batches(self, parts: list[np.ndarray], step: int) -> list[GraphBatch]:
+        """This rank's share of each global batch."""
+        train, found = self.stores["train"], []
+        for graphs in parts:
+            mine = graphs[share(graphs, ranks.rank(), ranks.count())]
+            found.append(train.batch(mine).to(self.device, non_blocking=True))
+        seeds = self._seeds(parts, step)
+        return list(map(with_negatives, found, seeds)) if seeds else found
 
     def _measure(self, split: str) -> float | None:
         if split not in self.stores:

@@ -14,7 +14,7 @@ def softmax(x, inside):
 
 @triton.jit
 def mixed(bits):
-    """A permutation of the numbers of 32 bits: that of `sfiformer.flow.proximal`."""
+    """A permutation of the numbers of 32 bits: that of `sfiformer.hashing`."""
     bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
     bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & 0xFFFFFFFF
     return bits ^ (bits >> 16)
