@@ -130,9 +130,9 @@ def test_what_is_rehearsed_is_what_a_run_begins_with(tmp_path, experiment, monke
     )
     call = Replay.__call__
 
-    def noting(replay, parts, then=None):
+    def noting(replay, parts, then=None, **seeds):
         replayed.setdefault(id(replay), parts[0])
-        return call(replay, parts, then)
+        return call(replay, parts, then, **seeds)
 
     monkeypatch.setattr(Replay, "__call__", noting)
     train(experiment(settings), tmp_path / "run", progress=False)
@@ -151,9 +151,7 @@ def test_a_rehearsal_counts_among_the_seconds_of_its_epoch(tmp_path, experiment,
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + took)
     monkeypatch.setattr("sfiformer.training.trainer.time", clock)
     monkeypatch.setattr("sfiformer.training.trainer.rehearse", rehearsed)
-    monkeypatch.setattr(
-        "sfiformer.training.trainer.Trainer._replays", lambda trainer: {"none": SimpleNamespace()}
-    )
+    monkeypatch.setattr("sfiformer.training.trainer.make_replays", lambda *_: {"none": SimpleNamespace()})
     monkeypatch.setattr("sfiformer.training.trainer.Trainer._firsts", lambda trainer: {})
     result = train(experiment({"trainer.epochs": 2}), tmp_path / "run", progress=False)
     assert 1e6 < result.seconds < 2e6

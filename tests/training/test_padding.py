@@ -10,7 +10,7 @@ from sfiformer import ModelConfig, SFiFormer
 from sfiformer.data import BatchShape, GraphStore
 from sfiformer.data.shapes import filler_nodes
 from sfiformer.data.task import Task
-from sfiformer.training.examples import target_of, update
+from sfiformer.training.examples import answers, target_of
 from sfiformer.training.objectives import METRICS, loss_and_metric
 
 TASKS = {
@@ -161,7 +161,7 @@ def test_metrics(task, metric):
     for batch in batches(store):
         _, measured = loss_and_metric(task, None, metric)
         with torch.no_grad():
-            update(measured, model, batch, task)
+            measured.update(*answers(model, batch, task))
         values.append(measured.compute())
     assert values[1] == pytest.approx(values[0], rel=1e-6)
     assert not math.isnan(values[0])

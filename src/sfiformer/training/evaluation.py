@@ -23,7 +23,7 @@ from sfiformer.data.store import GraphStore
 from sfiformer.data.task import Task
 from sfiformer.errors import UserError
 from sfiformer.nn.model import SFiFormer
-from sfiformer.training.examples import update
+from sfiformer.training.examples import answers
 from sfiformer.training.inference import load_checkpoint, model_inputs, pick_device
 from sfiformer.training.metrics import MAE
 from sfiformer.training.mrr import link_mrrs
@@ -52,7 +52,7 @@ def measure(
     """Let `metric` see the model in evaluation mode on all graphs of a store, or on those numbered `graphs`.
 
     Each rank takes its share of every batch and none a graph twice; `metric.compute()` joins them. `between`
-    is called before each batch, on all ranks. `replay`, if given, says the model's answers and the right ones.
+    is called before each batch, on all ranks. `replay`, if given, says what `answers` does.
     """
     model.eval()
     everything = np.arange(len(store)) if graphs is None else graphs
@@ -66,7 +66,7 @@ def measure(
             metric.update(*replay([mine], batches[number + 1 : number + 2] or None))
         elif len(mine):
             with autocast():
-                update(metric, model, store.batch(mine).to(device), task)
+                metric.update(*answers(model, store.batch(mine).to(device), task))
 
 
 def computed(metric: Metric) -> float:

@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
 
 from sfiformer.data.batch import GraphBatch
 from sfiformer.data.task import Task
@@ -48,10 +47,8 @@ def with_negatives(batch: GraphBatch, seed: int | Tensor) -> GraphBatch:
     return batch.replace(edge_label_index=torch.cat([links, negatives], dim=1), edge_label=label)
 
 
-def update(metric: Metric | MetricCollection, model: SFiFormer, batch: GraphBatch, task: Task) -> None:
-    """Let a metric see the model's answers to a batch."""
+def answers(model: SFiFormer, batch: GraphBatch, task: Task) -> tuple[Tensor, ...]:
+    """What a metric is to see of a batch: the model's answers and what is right."""
     if task.kind == "ranking":  # a true tail is ranked among all nodes of its graph
-        outputs = model.embed(batch).float()
-        metric.update(outputs, batch.edge_label_index, batch.ptr, true_links(batch))
-    else:
-        metric.update(model(batch).float(), target_of(batch, task))
+        return model.embed(batch).float(), batch.edge_label_index, batch.ptr, true_links(batch)
+    return model(batch).float(), target_of(batch, task)

@@ -14,7 +14,7 @@ from sfiformer.data.shapes import BatchShape
 from sfiformer.data.store import GraphStore
 from sfiformer.nn.config import ModelConfig
 from sfiformer.nn.model import SFiFormer
-from sfiformer.training.examples import target_of, with_negatives
+from sfiformer.training.examples import answers, with_negatives
 from sfiformer.training.replay import Memory, Replay
 from sfiformer.training.step import Step
 
@@ -26,30 +26,25 @@ def make_replays(
     measured: SFiFormer,
     measured_batch: int,
 ) -> dict[str, Replay]:
-    """Steps ("step"), and answers to each split beside what is right, where the run allows it.
-
-    Negatives are drawn where batches are gathered. A ranking is measured plainly: its metric sees all pairs of nodes.
-    """
+    """Steps ("step"), and answers to each split, where the run allows it. Negatives are drawn where batches are gathered."""
     if not replayable(config, stores):
         return {}
-    ranking = step.task.kind == "ranking"
 
-    def answers(batches: Sequence[GraphBatch]) -> tuple[Tensor, ...]:
+    def answered(batches: Sequence[GraphBatch]) -> tuple[Tensor, ...]:
         with step.fabric.autocast():
-            return measured(batches[0]).float(), target_of(batches[0], step.task)
+            return answers(measured, batches[0], step.task)
 
     make = partial(Replay, structure=step.model.structure, memory=Memory())
     room = partial(iterates_at_once, config.model)
     found = {
-        split: make(store, measured_batch, answers, never_waits=partial(room, False))
+        split: make(store, measured_batch, answered, never_waits=partial(room, False))
         for split, store in stores.items()
-        if not ranking
     }
     found["step"] = make(
         stores["train"],
         config.data.batch_size,
         lambda batches: (step(batches),),
-        draw=with_negatives if ranking else None,
+        draw=with_negatives if step.task.kind == "ranking" else None,
         never_waits=partial(room, True),
     )
     return found
