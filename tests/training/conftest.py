@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,6 +50,26 @@ def experiment(monkeypatch, overrides):
     monkeypatch.setattr(synthetic, "SMALLEST", 2)
     monkeypatch.setattr(synthetic, "LARGEST", 5)
     return lambda more=(): ExperimentConfig.from_preset("cluster", {**overrides, **dict(more)})
+
+
+@pytest.fixture
+def links(tmp_path, overrides):
+    """links({…}): settings of a ranking; some graphs have no link, one has a link twice, heads have several."""
+    rng, file = np.random.default_rng(0), tmp_path / "links.jsonl"
+    with file.open("w") as lines:
+        for number in range(43):
+            n = int(rng.integers(5, 12))
+            some = [[0, 2], [0, 3], [0, 3], [1, int(rng.integers(3, n))]][: number % 5]
+            graph = {"x": rng.normal(size=(n, 2)).tolist(), "edges": [[i, (i + 1) % n] for i in range(n)]}
+            lines.write(json.dumps({**graph, "links": some}) + "\n")
+    quiet = {
+        "model.dropout": 0.0,
+        "model.attention_dropout": 0.0,
+        "model.pe_dim": 3,
+        "model.sign_flip": False,
+    }
+    quiet |= {"data.path": str(file), "data.name": "custom", "trainer.accumulate": 2}
+    return lambda more=(): ExperimentConfig.from_preset("custom", {**overrides, **quiet, **dict(more)})
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import torch
 from lightning.fabric import Fabric
 
 from sfiformer import SFiFormer
-from sfiformer.config import ExperimentConfig
 from sfiformer.data.shapes import BatchShape
 from sfiformer.training import prepare, replays, train
 from sfiformer.training.average import Average
@@ -59,33 +58,6 @@ def setting(experiment, request):
         return Step(fabric, model, optimizer, loss, prepared.task, 1.0, Average(model, SHARE)), store
 
     return build
-
-
-@pytest.fixture
-def links(tmp_path, overrides):
-    """links({…}): settings of a ranking, in a file of rings with chords."""
-    rng, file = np.random.default_rng(0), tmp_path / "links.jsonl"
-    with file.open("w") as lines:
-        for _ in range(40):
-            n = int(rng.integers(5, 12))
-            ring = [[i, (i + 1) % n] for i in range(n)]
-            graph = {
-                "x": rng.normal(size=(n, 2)).tolist(),
-                "edges": ring,
-                "links": [[0, 2], [1, int(rng.integers(3, n))]],
-            }
-            lines.write(json.dumps(graph) + "\n")
-    quiet = {
-        "data.path": str(file),
-        "model.dropout": 0.0,
-        "model.attention_dropout": 0.0,
-        "trainer.accumulate": 2,
-        "model.pe_dim": 3,
-        "model.sign_flip": False,
-    }
-    return lambda more=(): ExperimentConfig.from_preset(
-        "custom", {**overrides, **quiet, "data.name": "custom", **dict(more)}
-    )
 
 
 def batches(store):
@@ -239,7 +211,13 @@ def test_a_replayed_step_draws_the_negatives_of_a_plain_one(links):
         return Step(Fabric(accelerator="cuda", devices=1), model, optimizer, loss, prepared.task, 1.0)
 
     plain, captured = build(), build()
-    replay = Replay(store, 4, lambda batches: (captured(batches),), draw=with_negatives)
+    replay = Replay(
+        store,
+        4,
+        lambda batches: (captured(batches),),
+        draw=with_negatives,
+        structure=captured.model.structure,
+    )
     order = batches(store)
     for number, (chosen, then) in enumerate(zip(order, [*order[1:], None], strict=True)):
         expected = plain([with_negatives(store.batch(chosen), number)])

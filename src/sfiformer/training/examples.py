@@ -32,7 +32,8 @@ def with_negatives(batch: GraphBatch, seed: int | Tensor) -> GraphBatch:
     """The true links of a batch, label 1, and two false ones for each, label 0.
 
     What is drawn for a link depends on the seed, the graph and the link alone, not on what is in the batch besides. Pairs that
-    are neither have no label (NaN): how many there are of each does not show in the shapes.
+    are neither have no label (NaN): how many there are of each does not show in the shapes. A link that is there twice draws
+    the same twice.
     """
     links, true = batch.edge_label_index, true_links(batch)
     graph = batch.batch[links[0]]
