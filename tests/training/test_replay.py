@@ -116,38 +116,30 @@ def test_work_that_waits_is_done_plainly(experiment, monkeypatch):
 @pytest.mark.parametrize("solver", [{}, PROXIMAL])
 def test_a_run_on_padded_batches_is_the_plain_one(tmp_path, experiment, monkeypatch, in_float64, solver):
     settings = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "trainer.accumulate": 2, **solver}
-    for folder in ("plain", "padded"):
-        train(experiment(settings), tmp_path / folder, progress=False)
-        # All that a GPU does but the capture.
-        monkeypatch.setattr("sfiformer.training.replays.replayable", lambda *_: True)
-        monkeypatch.setattr("sfiformer.training.replay.WARM_UPS", 10**9)
-        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    plain, padded = (
-        [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in ("plain", "padded")
-    )
-    for left, right in zip(plain, padded, strict=True):
-        for key in ("loss", "train", "val", "test"):
-            assert right[key] == pytest.approx(left[key], rel=1e-6), key
+    _padded_run_is_the_plain_one(experiment(settings), tmp_path, monkeypatch)
 
 
 def test_a_run_on_padded_batches_of_links_is_the_plain_one(tmp_path, links, monkeypatch, in_float64):
     """With the same negatives: what a link draws does not depend on what is beside it."""
-    seen, draw = [], replays.with_negatives
-    monkeypatch.setattr(replays, "with_negatives", lambda *given: seen.append(1) or draw(*given))
-    for folder in ("plain", "padded"):
-        train(links(), tmp_path / folder, progress=False)
-        assert bool(seen) == (folder == "padded")
+    drawn, draw = [], replays.with_negatives
+    monkeypatch.setattr(replays, "with_negatives", lambda *given: drawn.append(1) or draw(*given))
+    _padded_run_is_the_plain_one(links(), tmp_path, monkeypatch)
+    assert drawn
+
+
+def _padded_run_is_the_plain_one(config, folder, monkeypatch):
+    runs = []
+    for name in ("plain", "padded"):
+        train(config, folder / name, progress=False)
+        lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+        runs.append([json.loads(line) for line in lines])
+        # All that a GPU does but the capture.
         monkeypatch.setattr("sfiformer.training.replays.replayable", lambda *_: True)
         monkeypatch.setattr("sfiformer.training.replay.WARM_UPS", 10**9)
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    plain, padded = (
-        [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in ("plain", "padded")
-    )
-    for left, right in zip(plain, padded, strict=True):
+    for plain, padded in zip(*runs, strict=True):
         for key in ("loss", "train", "val", "test"):
-            assert right[key] == pytest.approx(left[key], rel=1e-6), key
+            assert padded[key] == pytest.approx(plain[key], rel=1e-6), key
 
 
 def test_an_example_lies_in_memory_as_the_work_finds_it(experiment, monkeypatch):

@@ -87,18 +87,8 @@ def _iterated_backward(
 
 
 @_iterated.register_fake
-def _(
-    s: Tensor,
-    u: Tensor,
-    lam: Tensor,
-    sizes: Tensor,
-    alpha: float,
-    scale: float,
-    iterations: int,
-    start: str,
-    seed: int,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(s: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    iterations, _, _, keep = rest[-4:]
     graphs, heads, size, _ = s.shape
     return (
         torch.empty_like(s),
