@@ -10,7 +10,7 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton: kernels then run without a GPU
 
-sys.path.insert(0, str(Path(__file__).parent))  # for `graphs`, `oracles` and `packing`
+sys.path.insert(0, str(Path(__file__).parent))  # for `graphs`, `oracles`, `packing` and the like
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("repeatable")

@@ -166,3 +166,17 @@ def test_the_best_epochs_on_the_test_graphs():
         assert len(best) == 4
         found.append(f"{statistics.mean(best):.4f}")
     assert "would be {}, {} (bounded scores) and {} in the mean".format(*found) in " ".join(PAGE.split())
+
+
+def test_what_is_said_of_runs_that_were_ended():
+    def last(folder, epoch=27):
+        with (ROOT / "results/settings" / folder / "metrics.csv").open() as file:
+            return next(row for row in csv.DictReader(file) if row["epoch"] == str(epoch))
+
+    ours, paper = (last(f"unfinished/{name}") for name in ("proximal", "paper-proximal"))
+    exact = last("runs/peptides-func/sfi/seed-0")
+    words = " ".join(PAGE.split())
+    assert f"{float(ours['val']):.4f} and {float(paper['val']):.4f} after 27 of 60 epochs" in words
+    zeros = [f"{float(row['zero_share']):.1%}" for row in (ours, paper)]
+    assert f"{zeros[0][:-1]} and {zeros[1][:-1]} % of flows at zero" in words
+    assert f"had {float(exact['val']):.4f} with the same seed" in words
